@@ -1,0 +1,38 @@
+"""What a result needs to say so that somebody can repeat it."""
+
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("resstream", "torch", "transformers", "transformer-lens", "numpy", "scipy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a number comes from: model, text, precision, seed and versions."""
+
+    model: str
+    """What the user named: a path, a hub id, or the class of a module in memory."""
+    model_hash: str
+    """SHA-256 of names, shapes and values of the weights (first 16 hex digits)."""
+    text: str
+    """What text was used, in a phrase."""
+    text_hash: str
+    """SHA-256 of the token ids (first 16 hex digits)."""
+    dtype: str
+    device: str
+    seed: int
+    replay_error: float
+    versions: dict[str, str]
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that the numbers depend on, where installed."""
+    found = {"python": platform.python_version(), "platform": sys.platform}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
