@@ -1,0 +1,207 @@
+"""From a path, a hub id, a GGUF file or a module in memory to a `StreamModel`.
+
+Nothing is unpickled: safetensors are preferred and torch files are read with ``weights_only=True``
+(transformers' default).  Code that comes with a checkpoint runs only if the caller says so.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from resstream.errors import CheckpointError, UnsupportedModelError
+from resstream.stream.model import StreamModel
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def load(
+    source: "str | Path | nn.Module | StreamModel",
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: Any = None,
+    example: Tensor | None = None,
+    trust_remote_code: bool = False,
+) -> StreamModel:
+    """Load a model and discover its residual stream.
+
+    Args:
+        source: A Hugging Face directory, a ``.gguf`` file, a hub id, ``"demo"`` (``"demo:collapsed"``,
+            ``"demo:polluted"``), a module in memory, or a TransformerLens bridge.
+        dtype: Of the weights; float32 if None, whatever the checkpoint was saved in.  Modules in
+            memory keep theirs unless it is given.
+        device: Where to run; the CPU if None.  Modules in memory stay where they are.
+        tokenizer: Used instead of the checkpoint's own.
+        example: One batch of inputs, for own modules that do not read token ids.
+        trust_remote_code: Run code that comes with the checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, damaged or incomplete.
+        UnsupportedModelError: The model is an encoder-decoder.
+        DiscoveryError: No single residual stream was found, or its replay differs from the model.
+    """
+    if isinstance(source, StreamModel):
+        return source
+    if isinstance(source, nn.Module):
+        return _from_module(source, dtype, device, tokenizer, example)
+    kind = _dtype(dtype)
+    text = str(source)
+    if text.partition(":")[0] == "demo" and not Path(text).exists():
+        from resstream.stream.demo import load_demo
+
+        module, own = load_demo(text)
+        module.to(device=device, dtype=kind)
+    else:
+        with _quiet():
+            module, own = _from_checkpoint(text, kind, trust_remote_code=trust_remote_code)
+        module.to(device=device) if device is not None else None
+    return StreamModel(module, name=text, tokenizer=tokenizer or own, example=example)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype or "float32", None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise CheckpointError(f"dtype must be float32, float64, bfloat16 or float16, got {dtype!r}")
+    return found
+
+
+def _from_module(
+    module: nn.Module, dtype: Any, device: Any, tokenizer: Any, example: Tensor | None
+) -> StreamModel:
+    # A TransformerLens bridge wraps the module it was made from; its blocks are in that one.
+    inner = getattr(module, "original_model", None)
+    name = type(module).__name__
+    if isinstance(inner, nn.Module):
+        tokenizer = tokenizer or getattr(module, "tokenizer", None)
+        module = inner
+    if dtype is not None or device is not None:
+        module.to(device=device, dtype=_dtype(dtype) if dtype is not None else None)
+    return StreamModel(module, name=name, tokenizer=tokenizer, example=example)
+
+
+def _from_checkpoint(
+    text: str, dtype: torch.dtype, *, trust_remote_code: bool
+) -> tuple[nn.Module, Any]:
+    place, gguf = _locate(text)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if gguf is not None:
+        options["gguf_file"] = gguf
+    try:
+        config = _config(place, options)
+        module = _weights(place, config, dtype, options)
+    except (UnsupportedModelError, CheckpointError):
+        raise
+    except Exception as err:  # many libraries read a checkpoint; all of them fail in their own way
+        raise CheckpointError(f"cannot load {text}: {_one_line(err)}") from err
+    return module, _tokenizer(place, options)
+
+
+def _locate(text: str) -> tuple[str, str | None]:
+    """Where `from_pretrained` should look, and the GGUF file there, if it is one."""
+    path = Path(text).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise CheckpointError(f"{text} is a file; pass its directory (or a .gguf file)")
+        return str(path.parent), path.name
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return str(path), None
+        found = sorted(path.glob("*.gguf"))
+        if len(found) == 1:
+            return str(path), found[0].name
+        raise CheckpointError(f"{text} has no config.json; a checkpoint directory needs one")
+    looks_like_path = text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix == ".gguf"
+    if looks_like_path:
+        raise CheckpointError(f"no such checkpoint: {text}")
+    return text, None
+
+
+def _config(place: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    from resstream.nn.pretrained import register_auto_classes
+
+    register_auto_classes()
+    file = Path(place) / "config.json"
+    if file.is_file():
+        try:
+            json.loads(file.read_text("utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as err:
+            raise CheckpointError(f"{file} is not JSON: {err}") from err
+    config = AutoConfig.from_pretrained(place, **options)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{place} is an encoder-decoder ({config.model_type}): it has two streams, and resstream "
+            "follows one"
+        )
+    return config
+
+
+def _weights(place: str, config: Any, dtype: torch.dtype, options: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    extra = dict(options)
+    if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
+        extra["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    module, report = _model_class(config).from_pretrained(
+        place, config=config, dtype=dtype, output_loading_info=True, **extra
+    )
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise CheckpointError(
+            f"{place} lacks {len(missing)} of the model's weights, first {missing[0]}; it is incomplete"
+        )
+    return module
+
+
+def _model_class(config: Any) -> Any:
+    """The class that the checkpoint was saved from, if transformers has it, else the causal one."""
+    import transformers
+
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if found is not None:
+            return found
+    return transformers.AutoModelForCausalLM
+
+
+def _tokenizer(place: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    local = Path(place)
+    if local.is_dir() and "gguf_file" not in options:
+        if not any((local / name).is_file() for name in _TOKENIZER_FILES):
+            return None
+    try:
+        return AutoTokenizer.from_pretrained(place, **options)
+    except Exception:  # a checkpoint without a usable tokenizer is still a model to look at
+        return None
+
+
+def _one_line(err: Exception) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    text = lines[0] if lines else type(err).__name__
+    return text if len(text) < 300 else text[:297] + "..."
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and advice off the terminal while a checkpoint loads."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,26 @@
+"""Write a model back to disk in Hugging Face's form: safetensors, config, tokenizer."""
+
+from pathlib import Path
+
+from resstream.errors import UnsupportedModelError
+from resstream.stream.files import write_directory
+from resstream.stream.model import StreamModel
+
+
+def save_model(model: StreamModel, directory: str | Path) -> Path:
+    """Save weights, config and tokenizer of `model`; whole or not at all.
+
+    Raises:
+        OutputError: The directory can't be written.
+        UnsupportedModelError: The module has no `save_pretrained`.
+    """
+    save = getattr(model.module, "save_pretrained", None)
+    if save is None:
+        raise UnsupportedModelError(
+            f"{model.name} is no Hugging Face model; save its state_dict with safetensors"
+        )
+    with write_directory(directory) as part:
+        save(part)
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(part)
+    return Path(directory)
