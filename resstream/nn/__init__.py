@@ -1,0 +1,1 @@
+"""The native hookable transformer: config, residual rules, norms, blocks, initialisations."""
