@@ -4,6 +4,10 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resstream.stream.model import StreamModel
 
 _PACKAGES = ("resstream", "torch", "transformers", "transformer-lens", "numpy", "scipy")
 
@@ -36,3 +40,20 @@ def package_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def provenance_of(
+    model: "StreamModel", text: str, text_hash: str, *, seed: int
+) -> Provenance:
+    """The provenance of a result on `model` and a text."""
+    return Provenance(
+        model=model.name,
+        model_hash=model.weights_hash,
+        text=text,
+        text_hash=text_hash,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        seed=seed,
+        replay_error=model.spec.replay_error,
+        versions=package_versions(),
+    )

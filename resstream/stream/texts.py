@@ -95,7 +95,7 @@ class Corpus:
 
 def read_corpus(
     model: "StreamModel",
-    texts: Texts = None,
+    texts: "Texts | Corpus" = None,
     *,
     context: int | None = None,
     max_sequences: int | None = None,
@@ -107,7 +107,8 @@ def read_corpus(
     Args:
         model: Gives tokenizer, vocabulary and longest sequence.
         texts: A string, strings, a path (.txt, .jsonl, .parquet), token ids ``[batch, pos]``, or None
-            for the text that comes with resstream (random ids if there is no tokenizer).
+            for the text that comes with resstream (random ids if there is no tokenizer).  A corpus
+            is returned as it is.
         context: Tokens of one window; 256, or fewer if the model takes fewer.
         max_sequences: How many windows at most; all of them if None.
         bos: Begin windows with the BOS token; None does as the tokenizer does by default.
@@ -116,6 +117,8 @@ def read_corpus(
     Raises:
         TextError: The text can't be read, is empty, or does not suit the model.
     """
+    if isinstance(texts, Corpus):
+        return texts
     if not model.reads_tokens:
         raise TextError(f"{model.name} does not read tokens; this needs a model of text")
     longest = _longest(model)

@@ -1,0 +1,30 @@
+"""Numbers a token at a time: cross-entropy of what came next, and divergence of two outputs."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+
+def token_losses(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch predicted"]:
+    """Cross-entropy of each next token, in nats; one position fewer than there are tokens."""
+    flat = logits[:, :-1].float().flatten(0, 1)
+    goal = tokens[:, 1:].to(logits.device).flatten()
+    losses = functional.cross_entropy(flat, goal, reduction="none")
+    return losses.view(tokens.shape[0], tokens.shape[1] - 1)
+
+
+def token_divergences(
+    base: Float[Tensor, "batch pos d_vocab"], changed: Float[Tensor, "batch pos d_vocab"]
+) -> Float[Tensor, "batch pos"]:
+    """Kullback-Leibler divergence KL(base || changed) of the next-token distributions, in nats."""
+    rows = [_divergence(one, other) for one, other in zip(base, changed, strict=True)]
+    return torch.stack(rows)
+
+
+def _divergence(base: Tensor, changed: Tensor) -> Tensor:
+    log_base = base.float().log_softmax(-1)
+    log_changed = changed.float().log_softmax(-1)
+    return functional.kl_div(log_changed, log_base, reduction="none", log_target=True).sum(-1)

@@ -1,0 +1,1 @@
+"""Verdicts: passive readings name suspects, experiments on the same text confirm or clear them."""
