@@ -5,6 +5,7 @@ is read where it lies, row stride and all (also 0, as in an expanded gradient); 
 first.  Outputs are contiguous.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -35,21 +36,21 @@ class Forward(NamedTuple):
 class Saved(NamedTuple):
     """What the backward kernels read beside the incoming gradients."""
 
-    new: Tensor
+    new: Tensor | None
     rstd: Tensor | None
     mean: Tensor | None
 
 
 class Gradients(NamedTuple):
-    """Gradients in the order of `WriteOperands`; None where not wanted."""
+    """One value for each of `WriteOperands`: its gradient or None, or whether that is wanted."""
 
-    stream: Tensor | None = None
-    branch: Tensor | None = None
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    layer_scale: Tensor | None = None
-    gain: Tensor | None = None
-    skip_scale: Tensor | None = None
+    stream: Any
+    branch: Any
+    weight: Any
+    bias: Any
+    layer_scale: Any
+    gain: Any
+    skip_scale: Any
 
 
 def forward(operands: WriteOperands, options: WriteOptions, *, save: bool) -> Forward:
@@ -61,22 +62,16 @@ def forward(operands: WriteOperands, options: WriteOptions, *, save: bool) -> Fo
         save: Whether a backward pass will follow.
     """
     stream, branch = _rows(operands.stream), _rows(operands.branch)
-    shape, (n_rows, width) = operands.stream.shape, stream.shape
-    has_norm = options.norm is not None
-    fresh = _maker(stream.device)
-    out = Forward(
-        torch.empty(shape, dtype=stream.dtype, device=stream.device),
-        fresh(has_norm, *shape, dtype=options.out_dtype),
-        fresh(options.stats, *shape[:-1], 8),
-        fresh(has_norm and save, n_rows),
-        fresh(options.norm == "layer" and save, n_rows),
-    )
+    n_rows, width = stream.shape
+    out = outputs(operands, options, save=save)
     launch = _choice(launch_table.FORWARD, width, stream.device)
     if n_rows and launch:
         from resstream.kernels.triton_forward import write_forward
 
+        kernel: Any = write_forward
+
         with _on(stream.device):
-            write_forward[((n_rows + launch.rows - 1) // launch.rows,)](
+            kernel[((n_rows + launch.rows - 1) // launch.rows,)](
                 stream, branch, *out, *_parameters(operands, "weight", "bias", "layer_scale"),
                 *_factors(operands), *_numbers(operands), options.eps, options.weight_offset,
                 n_rows, stream.stride(0), branch.stride(0),
@@ -85,12 +80,41 @@ def forward(operands: WriteOperands, options: WriteOptions, *, save: bool) -> Fo
     return out
 
 
+def outputs(operands: WriteOperands, options: WriteOptions, *, save: bool) -> Forward:
+    """The tensors that `forward` fills; those not asked for are None."""
+    stream, has_norm = operands.stream, options.norm is not None
+    rows, fresh = stream.shape[:-1], _maker(stream.device)
+    return Forward(
+        torch.empty(stream.shape, dtype=stream.dtype, device=stream.device),
+        fresh(has_norm, *stream.shape, dtype=options.out_dtype),
+        fresh(options.stats, *rows, 8),
+        fresh(has_norm and save, *rows),
+        fresh(options.norm == "layer" and save, *rows),
+    )
+
+
+def obtainable(options: WriteOptions, has_dnormed: bool, wanted: Sequence[bool]) -> Gradients:
+    """Which of the wanted gradients exist: those of the norm only if its output was used."""
+    flags = Gradients(*wanted)
+    if options.norm is not None and has_dnormed:
+        return flags
+    return flags._replace(weight=False, bias=False)
+
+
+def is_shared(operands: WriteOperands, wanted: Sequence[bool]) -> bool:
+    """Whether stream and branch are given one gradient: no factor, no scale, one dtype."""
+    factors = (operands.gain, operands.skip_scale)
+    plain = all(not isinstance(f, Tensor) and f == 1.0 for f in factors)
+    same = operands.stream.dtype == operands.branch.dtype
+    return plain and same and operands.layer_scale is None and wanted[0] and wanted[1]
+
+
 def backward(
     operands: WriteOperands,
     options: WriteOptions,
     saved: Saved,
     grads: tuple[Tensor | None, Tensor | None],
-    wanted: tuple[bool, ...],
+    wanted: Sequence[bool],
 ) -> Gradients:
     """Run the backward kernels.
 
@@ -105,7 +129,8 @@ def backward(
     Returns:
         The gradients.  Where stream and branch have the same one, it is the same tensor.
     """
-    return _Backward(operands, options, saved, grads, Gradients(*wanted)).run()
+    found = obtainable(options, grads[1] is not None, wanted)
+    return _Backward(operands, options, saved, grads, found).run()
 
 
 class _Backward:
@@ -124,6 +149,7 @@ class _Backward:
         self.norm = None if self.dnormed is None else options.norm
         self.shape, self.width = operands.stream.shape, operands.stream.shape[-1]
         self.device = operands.stream.device
+        self.shared = is_shared(operands, wanted)
         self.n_rows = operands.stream.numel() // self.width
 
     def run(self) -> Gradients:
@@ -147,20 +173,20 @@ class _Backward:
         return self._finish(skip, *sums)
 
     def _column_sums(self) -> tuple[bool, bool, bool]:
-        has_norm, wanted = self.norm is not None, self.wanted
-        scale = bool(wanted.layer_scale or wanted.gain)
-        return has_norm and wanted.weight, has_norm and wanted.bias, scale
+        wanted = self.wanted
+        return wanted.weight, wanted.bias, wanted.layer_scale or wanted.gain
 
     def _run_rows(
         self, launch: Launch, n_programs: int, coefficients: Tensor | None, sums: tuple[Any, ...]
     ) -> tuple[Tensor | None, ...]:
         from resstream.kernels.triton_backward import write_backward
 
+        kernel: Any = write_backward
+
         operands, wanted, fresh = self.operands, self.wanted, _maker(self.device)
         stream, branch = operands.stream, operands.branch
-        shared = self._share_gradient()
-        dx = fresh(wanted.stream or (shared and wanted.branch), *self.shape, dtype=stream.dtype)
-        dy = fresh(wanted.branch and not shared, *self.shape, dtype=branch.dtype)
+        dx = fresh(wanted.stream, *self.shape, dtype=stream.dtype)
+        dy = fresh(wanted.branch and not self.shared, *self.shape, dtype=branch.dtype)
         dskip = fresh(wanted.skip_scale, n_programs)
         branch = _rows(branch) if sums[2] is not None else None
         stream = _rows(stream) if wanted.skip_scale else None
@@ -168,7 +194,7 @@ class _Backward:
         strides = (_stride(reads[i]) for i in (0, 1, 3, 4))
         if self.n_rows:
             with _on(self.device):
-                write_backward[(n_programs,)](
+                kernel[(n_programs,)](
                     *reads, self.saved.rstd, self.saved.mean,
                     *_parameters(operands, "weight", "layer_scale"), *_factors(operands),
                     dx, dy, coefficients, *sums, dskip, *_numbers(operands),
@@ -176,12 +202,14 @@ class _Backward:
                     BLOCK=_block(self.width),
                     **_constants(self.width, launch, self.options, self.norm),
                 )  # fmt: skip
-        return dx, dx if shared and wanted.branch else dy, dskip
+        return dx, dx if self.shared else dy, dskip
 
     def _run_columns(
         self, n_slices: int, coefficients: Tensor | None, sums: tuple[Tensor | None, ...]
     ) -> None:
         from resstream.kernels.triton_backward import write_backward_columns
+
+        kernel: Any = write_backward_columns
 
         launch = launch_table.COLUMN_SLICE
         if not self.n_rows or all(total is None for total in sums):
@@ -190,7 +218,7 @@ class _Backward:
         reads = (self.dstream, self.dnormed, self._new(), branch)
         strides = (_stride(reads[i]) for i in (0, 1, 3))
         with _on(self.device):
-            write_backward_columns[((self.width + launch.block - 1) // launch.block, n_slices)](
+            kernel[((self.width + launch.block - 1) // launch.block, n_slices)](
                 *reads, self.saved.rstd, self.saved.mean, coefficients,
                 *_parameters(self.operands, "weight"), *sums, self.options.weight_offset,
                 self.n_rows, *strides, COLUMNS=launch.block,
@@ -198,14 +226,7 @@ class _Backward:
             )  # fmt: skip
 
     def _new(self) -> Tensor | None:
-        return None if self.norm is None else _rows(self.saved.new)
-
-    def _share_gradient(self) -> bool:
-        """Whether stream and branch have one gradient: no factor, no scale, one dtype."""
-        operands = self.operands
-        plain = all(not isinstance(f, Tensor) and f == 1.0 for f in _both(operands))
-        same = operands.stream.dtype == operands.branch.dtype
-        return plain and same and operands.layer_scale is None
+        return None if self.norm is None or self.saved.new is None else _rows(self.saved.new)
 
     def _finish(
         self,
@@ -223,7 +244,7 @@ class _Backward:
             gain = operands.gain
             scale = scale * (gain.reshape(()).float() if isinstance(gain, Tensor) else gain)
         found = (
-            dx if self.wanted.stream else None,
+            dx,
             dy,
             _total(weight),
             _total(bias),
@@ -269,16 +290,14 @@ def _parameters(operands: WriteOperands, *names: str) -> tuple[Tensor | None, ..
     return tuple(None if p is None else p.contiguous() for p in found)
 
 
-def _both(operands: WriteOperands) -> tuple[float | Tensor, float | Tensor]:
-    return operands.gain, operands.skip_scale
-
-
 def _factors(operands: WriteOperands) -> tuple[Tensor | None, ...]:
-    return tuple(f if isinstance(f, Tensor) else None for f in _both(operands))
+    return tuple(f if isinstance(f, Tensor) else None for f in (operands.gain, operands.skip_scale))
 
 
 def _numbers(operands: WriteOperands) -> tuple[float, ...]:
-    return tuple(1.0 if isinstance(f, Tensor) else float(f) for f in _both(operands))
+    return tuple(
+        1.0 if isinstance(f, Tensor) else float(f) for f in (operands.gain, operands.skip_scale)
+    )
 
 
 def _block(width: int) -> int:

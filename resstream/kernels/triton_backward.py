@@ -18,6 +18,10 @@ kernels: `write_backward` without column sums, then `write_backward_columns`, wh
 sums over rows for a slice of the channels.
 """
 
+# A kernel's parameters are pointers and constants of the compiler: no annotation would say more.
+# ruff: noqa: ANN001, ANN201, C901, N803, PLR0913, PLR0915, TID253
+# pyright: basic, reportArgumentType=false, reportPossiblyUnboundVariable=false
+
 import triton
 import triton.language as tl
 
@@ -45,7 +49,7 @@ def row_coefficients(g, xhat, WIDTH: tl.constexpr, NORM: tl.constexpr, INTERP: t
 
 @triton.jit
 def normed_row(new_ptr, rstd_ptr, mean_ptr, row, channel, inside, n_rows, WIDTH: tl.constexpr):
-    """xhat before any rounding, and 1/std, from the stored stream."""
+    """Xhat before any rounding, and 1/std, from the stored stream."""
     new = tl.load(new_ptr + row * WIDTH + channel, mask=inside, other=0.0).to(tl.float32)
     rstd = tl.load(rstd_ptr + row, mask=row < n_rows, other=0.0)
     if mean_ptr is not None:

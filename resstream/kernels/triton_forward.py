@@ -9,6 +9,10 @@ Row numbers are int64: 65,536 rows of 32,768 channels already pass 2^31 elements
 seconds for a reduction with a combine function of its own; both have a plain form here.
 """
 
+# A kernel's parameters are pointers and constants of the compiler: no annotation would say more.
+# ruff: noqa: ANN001, ANN201, N803, PLR0913, TID253
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+
 import triton
 import triton.language as tl
 
@@ -142,7 +146,7 @@ def write_forward(
             mean = tl.sum(new, axis=1)[:, None] * (1.0 / WIDTH)
             if mean_ptr is not None:
                 tl.store(mean_ptr + row, mean, mask=row < n_rows)
-            # Lanes beyond the width hold 0, not the mean: without the mask they add to the variance.
+            # Lanes beyond the width hold 0, not the mean: unmasked they would add to the variance.
             centred = tl.where(channel < WIDTH, new - mean, 0.0)
             square = tl.sum(centred * centred, axis=1)
         else:
