@@ -12,8 +12,8 @@ MOST_LABELS = 24
 """Text labels on one axis; more would overlap on a narrow screen."""
 
 _DECADES_WITH_TICKS = (1.5, 8)
-_EVERY_LAYER = 12
 _SMALLEST = 1e-30
+_EVERY_LAYER = 12
 """Up to here each layer has its tick; above, Plotly picks round steps that fit the width."""
 
 

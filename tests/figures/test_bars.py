@@ -60,7 +60,8 @@ def test_whiskers_reach_the_ends_of_the_interval() -> None:
 @given(arrays(np.float64, st.integers(1, 120), elements=st.floats(-1e3, 1e3)), st.integers(1, 50))
 def test_attribution_adds_up(values: np.ndarray, most: int) -> None:
     labels = [f"part <{index}>" for index in range(len(values))]
-    (bar,) = attribution_bars(labels, values, value_title="share", most=most).data
+    figure: Any = attribution_bars(labels, values, value_title="share", most=most)
+    (bar,) = figure.data
     assert np.isclose(np.sum(bar.x), values.sum(), atol=1e-6)
     assert len(bar.x) == min(len(values), most + 1)
 

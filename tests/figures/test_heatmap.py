@@ -89,4 +89,5 @@ def test_strip_shows_value_threshold_and_the_others() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
 def test_strip_bears_values_that_no_axis_holds(value: float) -> None:
-    assert len(evidence_strip([EvidenceRow("x", value, log=True)]).data) == 1
+    figure: Any = evidence_strip([EvidenceRow("x", value, log=True)])
+    assert len(figure.data) == 1

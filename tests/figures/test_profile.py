@@ -40,7 +40,8 @@ def test_zero_is_no_loss_on_a_linear_axis() -> None:
 
 def test_band_is_one_closed_polygon_for_each_run() -> None:
     line = Series("mlp", values(5), low=values(5, _2=0.0) / 2, high=values(5) * 2)
-    band = layer_profile([line], value_title="norm", log=True).data[0]
+    figure: Any = layer_profile([line], value_title="norm", log=True)
+    band = figure.data[0]
     assert band.fill == "toself"
     pieces = np.split(np.asarray(band.x), np.flatnonzero(np.isnan(band.x)) + 1)
     corners = [piece[np.isfinite(piece)].tolist() for piece in pieces]
