@@ -133,13 +133,23 @@ def _gain_scale(target: _Target) -> str:
     path = target.spec.reader
     if path is None:
         raise UnsupportedModelError(f"{target.spec.label} is not fed by a norm")
-    gain = getattr(target.model.module.get_submodule(path), "weight", None)
+    norm = target.model.module.get_submodule(path)
+    gain = getattr(norm, "weight", None)
     if not isinstance(gain, Tensor):
         raise UnsupportedModelError(f"the norm {path} has no gain")
-    # Gemma keeps gain - 1: its norm multiplies by 1 + weight.
-    unit_offset = "gemma" in target.model.spec.family
-    gain.data.copy_((gain.data + unit_offset) * target.amount - unit_offset)
+    offset = _gain_offset(norm, gain)
+    gain.data.copy_((gain.data + offset) * target.amount - offset)
     return f"gain of {path} * {target.amount:g}"
+
+
+def _gain_offset(norm: nn.Module, gain: Tensor) -> float:
+    """1 for norms that multiply by ``1 + weight`` (Gemma), else 0: what a zero weight lets through."""
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn((1, 1, gain.shape[-1]), generator=generator).to(gain)
+    without = torch.func.functional_call(norm, {"weight": torch.zeros_like(gain)}, (probe,), strict=False)
+    bias = getattr(norm, "bias", None)
+    passed = without - bias if isinstance(bias, Tensor) else without
+    return 1.0 if bool(passed.abs().max() > 0.1) else 0.0
 
 
 def _reinit(target: _Target) -> str:

@@ -1,0 +1,160 @@
+"""Causal tests: change one write, run the same tokens, and see what it does to the output.
+
+Where the loss says something (the model predicts better than chance) the effect is the change of the
+cross-entropy.  Where it says nothing (an untrained model, random tokens) it is the divergence of the
+next-token distribution.  Edits that stand (culprits already found and repaired) stay in force, so
+that a victim of theirs is seen as it would be without them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from resstream.analysis.intervals import bootstrap_interval, by_document, p_below_zero
+from resstream.analysis.losses import token_divergences, token_losses
+from resstream.checks.report import Experiment
+from resstream.stream.model import StreamModel
+from resstream.stream.spec import WriteSpec
+from resstream.stream.texts import Corpus
+from resstream.sweep.replay import run_variants
+from resstream.sweep.variants import Change, Edit, Variant
+
+_BATCH_TOKENS = 1024
+_BETTER_THAN_CHANCE = 0.9
+"""Share of log(d_vocab) that the loss must stay below to say something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A change of one write that is to be tried."""
+
+    write: WriteSpec
+    label: str
+    change: Change
+
+    @property
+    def edit(self) -> Edit:
+        """The same as an edit of its site."""
+        return Edit(self.write.site, self.change)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a trial did."""
+
+    trial: Trial
+    experiment: Experiment
+    p_better: float
+    """p-value that the loss does not fall (one-sided t-test over documents)."""
+
+    @property
+    def effect(self) -> float:
+        """Nats per token."""
+        return self.experiment.effect
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.experiment.ci[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.experiment.ci[1]
+
+
+@dataclass
+class Lab:
+    """A model, a text, and the repairs that stand."""
+
+    model: StreamModel
+    corpus: Corpus
+    seed: int
+    standing: list[Edit] = field(default_factory=list)
+    done: list[Outcome] = field(default_factory=list)
+    base_loss: float = math.nan
+    informative: bool = False
+    """True if the loss says something about the model."""
+
+    def measure_base(self) -> None:
+        """Measure the clean loss and decide what effects are measured by."""
+        if not self.model.spec.causal:
+            return
+        total = 0.0
+        with torch.no_grad():
+            for batch in self.corpus.batches(_BATCH_TOKENS):
+                logits = self.model.forward(batch.tokens)
+                total += float(token_losses(logits, batch.tokens).double().sum())
+        self.base_loss = total / self.corpus.n_predicted
+        chance = math.log(self.model.spec.d_vocab or 2)
+        self.informative = not self.corpus.random and self.base_loss < _BETTER_THAN_CHANCE * chance
+
+    @property
+    def measure(self) -> Literal["loss", "divergence"]:
+        """What effects are measured by."""
+        return "loss" if self.informative else "divergence"
+
+    def hooks(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The standing edits as hooks."""
+        return {edit.site: _as_hook(edit) for edit in self.standing}
+
+    def run(self, trials: Sequence[Trial]) -> list[Outcome]:
+        """Run trials on the whole text; each starts from the base run at its layer."""
+        effects = np.zeros((len(trials), len(self.corpus.sequences)))
+        variants = [Variant(trial.label, (trial.edit,)) for trial in trials]
+        for batch in self.corpus.batches(_BATCH_TOKENS):
+            rows = list(batch.rows)
+            with self.model.hooked(self.hooks()):
+                for index, (clean, changed) in enumerate(
+                    run_variants(self.model, batch.tokens, variants)
+                ):
+                    effects[index, rows] = self._effect(clean, changed, batch.tokens)
+        outcomes = [self._outcome(trial, row) for trial, row in zip(trials, effects, strict=True)]
+        self.done += outcomes
+        return outcomes
+
+    def _effect(self, clean: Tensor, changed: Tensor, tokens: Tensor) -> Float[np.ndarray, " row"]:
+        if self.informative:
+            effect = token_losses(changed, tokens).double() - token_losses(clean, tokens).double()
+        else:
+            effect = token_divergences(clean, changed).double()[:, 1:]
+        return effect.sum(-1).cpu().numpy()
+
+    def _outcome(self, trial: Trial, row: Float[np.ndarray, " sequence"]) -> Outcome:
+        counts = np.array([len(sequence) - 1 for sequence in self.corpus.sequences])
+        sums, tokens = by_document(row, counts, np.array(self.corpus.documents))
+        experiment = Experiment(
+            layer=trial.write.layer,
+            write=trial.write.name,
+            change=trial.label,
+            measure=self.measure,
+            effect=float(row.sum() / counts.sum()),
+            ci=bootstrap_interval(sums, tokens, seed=self.seed),
+            n_tokens=int(counts.sum()),
+        )
+        return Outcome(trial=trial, experiment=experiment, p_better=p_below_zero(sums / tokens))
+
+
+def _as_hook(edit: Edit) -> Callable[[Tensor], Tensor]:
+    return lambda value: edit.change(value, value)
+
+
+def clip_channel(channel: int) -> Change:
+    """Bring one channel of the write down to the size of the others, token by token."""
+
+    def change(value: Tensor, base: Tensor) -> Tensor:
+        del base
+        width = value.shape[-1]
+        own = value[..., channel]
+        rest = (value.square().sum(-1) - own.square()).clamp_min(0) / max(1, width - 1)
+        clipped = value.clone()
+        clipped[..., channel] = own.clamp(-rest.sqrt(), rest.sqrt())
+        return clipped
+
+    return change

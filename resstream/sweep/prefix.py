@@ -1,0 +1,86 @@
+"""Can a model's suffixes be run alone, behind the base run's keys and values?  Proved by trying.
+
+Once per model: the suffixes of random variants, run as loose rows, must give the last stream that
+whole sequences give.  State-space layers, convolutions, blocks that compute attention by themselves
+and blocks that share state do not pass; their variants are run as whole sequences.
+"""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from resstream.stream.model import StreamModel
+from resstream.stream.writers import tolerance
+from resstream.sweep.arguments import Arguments, NotPackableError, find_axes, probe_tokens
+from resstream.sweep.packed import hear_base, run_suffixes
+from resstream.sweep.starts import HeardRun, Start
+
+_LENGTH = 11
+_PLACES = ((0, 0), (0, 4), (1, 4), (1, _LENGTH - 1), (0, 7))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixProof:
+    """Whether suffixes can be run alone, and how far they were off."""
+
+    proved: bool
+    reason: str
+    """Why not, in a phrase; empty if it is proved."""
+    error: float
+    """Largest difference from whole sequences, relative to the largest value; NaN if none was run."""
+    axes: Arguments
+    """What the arguments of the blocks count; empty if it is not proved."""
+
+
+_PROOFS: WeakKeyDictionary[StreamModel, PrefixProof] = WeakKeyDictionary()
+
+
+def prove_prefix(model: StreamModel) -> PrefixProof:
+    """Prove it, or say why it can't be; remembered for as long as the model lives."""
+    if model not in _PROOFS:
+        _PROOFS[model] = _prove(model)
+    return _PROOFS[model]
+
+
+@torch.no_grad()
+def _prove(model: StreamModel) -> PrefixProof:
+    nan = float("nan")
+    if not (model.spec.causal and model.reads_tokens):
+        return PrefixProof(False, "the model is not causal", nan, ())
+    try:
+        axes = find_axes(model)
+        base = hear_base(model, probe_tokens(model, 2, _LENGTH, seed=1))
+        starts = _random_starts(model, base)
+        found = run_suffixes(model, base, starts, axes, rows=3 * _LENGTH)
+    except NotPackableError as err:
+        return PrefixProof(False, str(err), nan, ())
+    except Exception as err:  # a block that can't run on loose rows fails in its own way
+        reason = f"its blocks do not run on loose rows ({type(err).__name__})"
+        return PrefixProof(False, reason, nan, ())
+    wanted = torch.stack([_whole(model, base, start) for start in starts])
+    error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    if not error <= tolerance(model.dtype):
+        return PrefixProof(False, f"its suffixes differ by {error:.1g} when run alone", error, ())
+    return PrefixProof(True, "", error, axes)
+
+
+def _random_starts(model: StreamModel, base: HeardRun) -> list[Start]:
+    generator = torch.Generator().manual_seed(2)
+    starts: list[Start] = []
+    for layer in range(model.spec.n_layers):
+        for sequence, position in _PLACES if layer == 0 else _PLACES[1 + layer % 4 :][:1]:
+            stream = base.streams[layer]
+            noise = torch.randn(stream.shape[-1], generator=generator).to(stream)
+            row = stream[sequence, position] + noise * stream.std()
+            starts.append(Start(len(starts), sequence, layer, position, row))
+    return starts
+
+
+def _whole(model: StreamModel, base: HeardRun, start: Start) -> Tensor:
+    stream = base.streams[start.layer].clone()
+    stream[start.sequence, start.position] = start.row
+    for layer in range(start.layer, model.spec.n_layers):
+        stream = model.run_block(layer, stream, base.frame)
+    return stream[start.sequence, -1]
