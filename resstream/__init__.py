@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from resstream.nn.transformer import ResidualTransformer
-    from resstream.recording.recorder import Recording, record
+    from resstream.recording.recorder import record
+    from resstream.recording.result import Recording
     from resstream.reports.results import load_result
     from resstream.stream.faults import inject
     from resstream.stream.loading import load
@@ -44,7 +45,7 @@ _FACE = {
     "ConfigError": "resstream.errors",
     "DiscoveryError": "resstream.errors",
     "OutputError": "resstream.errors",
-    "Recording": "resstream.recording.recorder",
+    "Recording": "resstream.recording.result",
     "ResidualTransformer": "resstream.nn.transformer",
     "ResstreamError": "resstream.errors",
     "ResultError": "resstream.errors",

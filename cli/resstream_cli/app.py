@@ -1,0 +1,82 @@
+"""The command `resstream`: joins the verbs and turns what they raise into an exit status."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from resstream import __version__
+from resstream.errors import ResstreamError
+from resstream_cli.ablate import ablate
+from resstream_cli.check import check
+from resstream_cli.inject import inject
+from resstream_cli.inspect import inspect
+from resstream_cli.record import record
+from resstream_cli.tables import printable
+
+COULD_NOT_RUN = 2
+INTERRUPTED = 130
+READER_GONE = 141
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """Print what went wrong outside the program as one line; let a bug keep its traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The reader of stdout (`head`, a pager) has gone; nothing may be written any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
+    except (ResstreamError, OSError) as err:
+        typer.echo(f"resstream: error: {_one_line(err)}", err=True)
+        raise typer.Exit(COULD_NOT_RUN) from None
+    except KeyboardInterrupt:
+        typer.echo("resstream: interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _one_line(err: Exception) -> str:
+    return printable(" ".join(str(err).split())) or type(err).__name__
+
+
+class _Verbs(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with exits():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="resstream",
+    cls=_Verbs,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _verb in (inspect, record, ablate, check, inject):
+    app.command()(_verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"resstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Find the layer that is at fault in a transformer checkpoint.
+
+    Exit status: 0 done, nothing found; 1 `check` has findings; 2 the run could not be made.
+    """

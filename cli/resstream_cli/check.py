@@ -1,0 +1,74 @@
+"""The verb `check`: is a write collapsed, polluted or not finite, and which one is at fault?"""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+import resstream as rs
+from resstream_cli import options
+from resstream_cli.inputs import open_model, open_text
+from resstream_cli.outputs import Outputs
+from resstream_cli.progress import working
+from resstream_cli.tables import printable, table
+
+if TYPE_CHECKING:
+    from resstream import CheckReport
+
+Severity = Literal["info", "warning", "error"]
+
+FOUND = 1
+
+
+def check(
+    model: options.Model,
+    *,
+    fail_on: Annotated[
+        Severity, typer.Option("--fail-on", help="Exit with 1 from this severity on.")
+    ] = "warning",
+    select: Annotated[
+        list[str] | None,
+        typer.Option("--select", metavar="CODE", help="Only this rule; may be repeated."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="CODE", help="Not this rule; may be repeated."),
+    ] = None,
+    text: options.Text = None,
+    sequences: options.Sequences = 16,
+    context: options.Context = None,
+    bos: options.Bos = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    as_json: options.Json = False,
+    out: options.Out = None,
+    html: options.Html = None,
+) -> None:
+    """Find collapsed and polluted writes, confirm them by experiment, and name the culprit.
+
+    Exits with 1 if a confirmed finding is at or above --fail-on.
+    """
+    outputs = Outputs(as_json=as_json, out=out, html=html)
+    stream = open_model(model, device=device, dtype=dtype)
+    corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
+    with working("check") as advance:
+        report = rs.check(stream, corpus, select=select, ignore=ignore, seed=seed, progress=advance)
+    outputs.emit(report, lambda: _shown(report))
+    if report.confirmed(at_least=fail_on):
+        raise typer.Exit(FOUND)
+
+
+def _shown(report: "CheckReport") -> RenderableType:
+    headings = ("severity", "status", "code", "layer", "write", "statement")
+    rows = [
+        (item.severity, item.status, item.code, item.layer, item.write, item.statement)
+        for item in report.findings
+    ]
+    remedies = [f"{item.code}: {item.remedy}" for item in report.findings if item.remedy]
+    facts = [f"{report.model}: {report.text}", f"verdict: {report.verdict}"]
+    lines = [Text(printable(line)) for line in facts]
+    if not rows:
+        return Group(*lines)
+    return Group(*lines, table(headings, rows), *map(Text, dict.fromkeys(remedies)))

@@ -1,0 +1,73 @@
+"""The defaults of the command line are the library's, though they are written twice."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import typer.main
+
+import resstream as rs
+from resstream_cli.ablate import ablate
+from resstream_cli.app import app
+from resstream_cli.check import Severity, check
+from resstream_cli.inject import Fault, inject
+from resstream_cli.inspect import inspect as inspect_verb
+from resstream_cli.record import record
+
+VERBS: dict[str, Callable[..., None]] = {
+    "ablate": ablate,
+    "check": check,
+    "inject": inject,
+    "inspect": inspect_verb,
+    "record": record,
+}
+OWN = {
+    # What the library has no parameter for, or calls otherwise.
+    "as_json", "fail_on", "group", "html", "layers", "model", "out",
+    # Bounded here: a file of gigabytes must not run for days because nobody gave a number.
+    "sequences",
+}  # fmt: skip
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters}
+
+
+def library(verb: str) -> dict[str, Any]:
+    """What the library takes on the way of a verb: load, read the text, and the verb itself."""
+    from resstream.stream.texts import read_corpus
+
+    found = defaults(rs.load) | defaults(read_corpus)
+    found["text"] = found["texts"]
+    return found if verb == "inspect" else found | defaults(getattr(rs, verb))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_defaults_agree(verb: str) -> None:
+    known = library(verb)
+    for name, default in defaults(VERBS[verb]).items():
+        if name not in OWN:
+            assert name in known, f"--{name} of {verb} means nothing to the library"
+            assert default == known[name], f"--{name} of {verb}"
+
+
+def test_every_verb_is_tested_here() -> None:
+    assert {each.name for each in typer.main.get_command(app).commands.values()} == set(VERBS)  # type: ignore[attr-defined]
+
+
+def choices(verb: Callable[..., Any], name: str) -> set[Any]:
+    (hint, *_) = get_args(get_type_hints(verb, include_extras=True)[name])
+    return set(get_args(hint))
+
+
+def test_choices_are_those_of_the_library() -> None:
+    from resstream.analysis.ablation import Kind, Level
+    from resstream.checks.report import SEVERITIES
+    from resstream.stream.faults import FAULTS
+
+    assert choices(ablate, "kind") == set(get_args(Kind))
+    assert choices(ablate, "level") <= set(get_args(Level))
+    assert set(get_args(Fault)) == set(FAULTS)
+    assert set(get_args(Severity)) == set(SEVERITIES)
