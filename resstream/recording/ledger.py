@@ -5,7 +5,8 @@ CPU: vector norms, one dot product, one argmax.  A row whose norm is zero, tiny,
 is summed again in float64, so that neither overflow nor underflow of a square is taken for a fault.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,19 +31,45 @@ _SAFE_LOW, _SAFE_HIGH = 1e-15, 1e15
 """Norms between these are summed without overflow or underflow of a square in float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WriteSums:
-    """Sums over the channels of one write, from which all of its metrics follow."""
+    """Sums over the channels of each write, from which all of its metrics follow."""
 
-    write_norm: Float[np.ndarray, "batch pos"]
-    stream_norm: Float[np.ndarray, "batch pos"]
+    branch_norm: Float[np.ndarray, "write batch pos"]
+    """Norm of the sublayer's raw output."""
+    write_norm: Float[np.ndarray, "write batch pos"]
+    stream_norm: Float[np.ndarray, "write batch pos"]
     """Norm of the stream that the write is added to."""
-    dot: Float[np.ndarray, "batch pos"]
+    dot: Float[np.ndarray, "write batch pos"]
     """Dot product of write and stream."""
-    channel: Int[np.ndarray, "batch pos"]
-    """Channel in which the write is largest; the first that is not finite, if there is one."""
-    peak: Float[np.ndarray, "batch pos"]
+    final_dot: Float[np.ndarray, "write batch pos"]
+    """Dot product of write and last stream."""
+    channel: Int[np.ndarray, "write batch pos"]
+    """Channel in which the write is largest; the first NaN, if there is one."""
+    peak: Float[np.ndarray, "write batch pos"]
     """Size of the write in that channel."""
+
+    @classmethod
+    def make_room(cls, n_writes: int, batch: int, pos: int) -> Self:
+        """Sums that are still to be filled; all NaN."""
+        shape = (n_writes, batch, pos)
+        rooms = {item.name: np.full(shape, np.nan) for item in fields(cls)}
+        return cls(**(rooms | {"channel": np.zeros(shape, dtype=np.int64)}))
+
+    def fill(
+        self,
+        index: int,
+        write: Float[Tensor, "batch pos d_model"],
+        stream: Float[Tensor, "batch pos d_model"],
+        stream_norm: Float[np.ndarray, "batch pos"],
+    ) -> None:
+        """Sum write number `index` into a stream whose norm is known."""
+        self.write_norm[index] = row_norms(write)
+        self.stream_norm[index] = stream_norm
+        self.dot[index] = row_dots(write, stream, self.write_norm[index], stream_norm)
+        self.channel[index] = _largest_channel(write)
+        at = torch.from_numpy(self.channel[index]).to(write.device).unsqueeze(-1)
+        self.peak[index] = _to_host(write.gather(-1, at).squeeze(-1).abs())
 
 
 def widen(values: Tensor) -> Tensor:
@@ -73,24 +100,6 @@ def row_dots(
     return dots
 
 
-def sum_write(
-    write: Float[Tensor, "batch pos d_model"],
-    stream: Float[Tensor, "batch pos d_model"],
-    stream_norm: Float[np.ndarray, "batch pos"],
-) -> WriteSums:
-    """The sums of one write into a stream whose norm is known."""
-    write_norm = row_norms(write)
-    channel = _largest_channel(write)
-    at = torch.from_numpy(channel).to(write.device).unsqueeze(-1)
-    return WriteSums(
-        write_norm=write_norm,
-        stream_norm=stream_norm,
-        dot=row_dots(write, stream, write_norm, stream_norm),
-        channel=channel,
-        peak=_to_host(write.gather(-1, at).squeeze(-1).abs()),
-    )
-
-
 def count_non_finite(
     values: Float[Tensor, "batch pos d_model"], norms: Float[np.ndarray, "batch pos"]
 ) -> Int[np.ndarray, "batch pos"]:
@@ -103,12 +112,9 @@ def count_non_finite(
 
 
 def write_metrics(
-    sums: WriteSums,
-    branch_norm: Float[np.ndarray, "batch pos"],
-    final_dot: Float[np.ndarray, "batch pos"],
-    final_norm: Float[np.ndarray, "batch pos"],
-) -> Float[np.ndarray, "metric batch pos"]:
-    r"""All metrics of one write ``w`` into a stream ``x`` whose last value is ``z``.
+    sums: WriteSums, final_norm: Float[np.ndarray, "batch pos"]
+) -> Float[np.ndarray, "metric write batch pos"]:
+    r"""All metrics of writes ``w`` into a stream ``x`` whose last value is ``z``.
 
     ===================  ==================================================================
     branch_norm          norm of the sublayer's raw output, before norm, gate and scale
@@ -132,7 +138,7 @@ def write_metrics(
         parallel = sums.dot / stream
         return np.stack(
             [
-                branch_norm,
+                sums.branch_norm,
                 write,
                 write / stream,
                 parallel / write,
@@ -140,13 +146,13 @@ def write_metrics(
                 np.sqrt(np.maximum(write**2 - parallel**2, 0.0)),
                 np.maximum(0.0, -parallel / stream),
                 (sums.peak / write) ** 2,
-                final_dot / write / write,
-                final_dot / write / _finite(final_norm),
+                sums.final_dot / write / write,
+                sums.final_dot / write / _finite(final_norm),
             ]
         )
 
 
-def _finite(values: Float[np.ndarray, "batch pos"]) -> Float[np.ndarray, "batch pos"]:
+def _finite(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return np.where(np.isfinite(values), values, np.nan)
 
 

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from resstream.errors import SilentHookError
 from resstream.recording.ledger import (
-    METRICS,
     WriteSums,
     count_non_finite,
     row_dots,
     row_norms,
-    sum_write,
     widen,
     write_metrics,
 )
@@ -41,21 +39,30 @@ class Reading:
     """Reads the stops of a route while the model runs: one batch, one run.
 
     Writes are kept until the end, since how much of them survives is only known from the last
-    stream; points of the stream are let go as soon as the next block begins.
+    stream; points of the stream are let go as soon as the next block begins.  Room for everything
+    that is kept is made before it comes: small arrays made in between would split the memory that
+    the blocks give back, and the heap would grow to several times what is in use.
 
     Args:
         route: The stops.
+        first: The stream before block 0.
     """
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, first: Float[Tensor, "batch pos d_model"]) -> None:
+        batch, pos, _ = first.shape
         self._route = route
+        self._reached: set[int] = set()
         self._streams: dict[str, Tensor] = {}
         self._sum: Tensor | None = None
-        self._norms: dict[str, Float[np.ndarray, "batch pos"]] = {}
-        self._branches: dict[int, Float[np.ndarray, "batch pos"]] = {}
-        self._writes: dict[int, Tensor] = {}
-        self._sums: dict[int, WriteSums] = {}
-        self._non_finite: dict[int, Int[np.ndarray, "batch pos"]] = {}
+        self._writes = first.new_empty((len(route.writes), *first.shape))
+        self._points = {site: index for index, site in enumerate(route.points)}
+        self.sums = WriteSums.make_room(len(route.writes), batch, pos)
+        """Sums of all writes."""
+        self.norms: Float[np.ndarray, "depth batch pos"] = np.zeros((len(self._points), batch, pos))
+        """Norm of the stream at every point of the route."""
+        self.non_finite: Int[np.ndarray, "stop batch pos"]
+        self.non_finite = np.zeros((len(route.stops), batch, pos), dtype=np.int64)
+        """How many channels are not finite at every stop of the route."""
         self.bad: BadValue | None = None
         """The first value that is not finite, in the order of execution."""
 
@@ -77,45 +84,54 @@ class Reading:
                 self._streams.clear()
             stream = widen(value)
             self._streams[site] = stream
-            self._norms[site] = row_norms(stream)
-            self._look_for_bad(stop, stream, self._norms[site])
+            norms = self.norms[self._points[site]]
+            norms[:] = row_norms(stream)
+            self._look_for_bad(stop, stream, norms)
 
         return read
 
-    def _branch_reader(self, write: int) -> Reader:
+    def _branch_reader(self, index: int) -> Reader:
         def read(value: Tensor) -> None:
-            shape = next(iter(self._norms.values())).shape
-            self._branches[write] = row_norms(widen(value).reshape(*shape, -1))
+            branch = widen(value).reshape(*self.norms.shape[1:], -1)
+            self.sums.branch_norm[index] = row_norms(branch)
 
         return read
 
     def _write_reader(self, stop: int, index: int) -> Reader:
-        route = self._route
+        spec = self._route.writes[index]
 
         def read(value: Tensor) -> None:
             write = widen(value)
-            stream, norm = self._stream_before(index)
-            self._writes[index] = value
-            self._sums[index] = sum_write(write, stream, norm)
-            self._look_for_bad(stop, write, self._sums[index].write_norm)
-            if index + 1 < len(route.before) and route.before[index + 1] is None:
-                unknown = torch.full_like(stream, torch.nan)
-                self._sum = stream + write if route.additive[index] else unknown
+            stream, norms = self._stream_before(index)
+            self._writes[index].copy_(value)
+            self.sums.fill(index, write, stream, norms)
+            if spec.branch is None:
+                self.sums.branch_norm[index] = self.sums.write_norm[index] / abs(spec.scale)
+            self._look_for_bad(stop, write, self.sums.write_norm[index])
+            self._add(index, stream, write)
 
         return read
 
     def _stream_before(self, index: int) -> tuple[Tensor, Float[np.ndarray, "batch pos"]]:
         site = self._route.before[index]
         if site is not None:
-            return self._streams[site], self._norms[site]
+            return self._streams[site], self.norms[self._points[site]]
         assert self._sum is not None, "the write before this one left its sum"
         return self._sum, row_norms(self._sum)
+
+    def _add(self, index: int, stream: Tensor, write: Tensor) -> None:
+        """Leave the stream behind a write to the next one, where that point has no site."""
+        before = self._route.before
+        if index + 1 < len(before) and before[index + 1] is None:
+            unknown = torch.full_like(stream, torch.nan)
+            self._sum = stream + write if self._route.additive[index] else unknown
 
     def _look_for_bad(
         self, stop: int, values: Tensor, norms: Float[np.ndarray, "batch pos"]
     ) -> None:
+        self._reached.add(stop)
         counts = count_non_finite(values, norms)
-        self._non_finite[stop] = counts
+        self.non_finite[stop] = counts
         if not counts.any() or (self.bad is not None and self.bad.stop < stop):
             return
         row, token = (int(index) for index in np.argwhere(counts)[0])
@@ -130,38 +146,18 @@ class Reading:
             SilentHookError: One was not.
         """
         stops = self._route.stops
-        silent = [stop.site for index, stop in enumerate(stops) if index not in self._non_finite]
+        silent = [stop.site for index, stop in enumerate(stops) if index not in self._reached]
         if silent:
-            raise SilentHookError(
-                f"the run never reached {', '.join(silent)}; nothing was recorded"
-            )
+            names = ", ".join(silent)
+            raise SilentHookError(f"the run never reached {names}; nothing was recorded")
 
-    @property
-    def n_positions(self) -> int:
-        """Positions of each sequence of the batch."""
-        return next(iter(self._norms.values())).shape[1]
-
-    def stream_norms(self) -> Float[np.ndarray, "depth batch pos"]:
-        """Norm of the stream at every point of the route."""
-        return np.stack([self._norms[site] for site in self._route.points])
-
-    def write_metrics(self) -> Float[np.ndarray, "metric write batch pos"]:
+    def metrics(self) -> Float[np.ndarray, "metric write batch pos"]:
         """All metrics of all writes; see `resstream.recording.ledger.write_metrics`."""
-        last = self._route.points[-1]
-        final, norm = self._streams[last], self._norms[last]
-        found = np.empty((len(METRICS), len(self._writes), *norm.shape))
-        for index, spec in enumerate(self._route.writes):
-            sums = self._sums[index]
-            branch = self._branches.get(index, sums.write_norm / abs(spec.scale))
-            dots = row_dots(widen(self._writes[index]), final, sums.write_norm, norm)
-            found[:, index] = write_metrics(sums, branch, dots, norm)
-        return found
+        final, norms = self._streams[self._route.points[-1]], self.norms[-1]
+        for index, write in enumerate(self.writes()):
+            self.sums.final_dot[index] = row_dots(write, final, self.sums.write_norm[index], norms)
+        return write_metrics(self.sums, norms)
 
-    def writes(self) -> Iterator[tuple[Tensor, WriteSums]]:
-        """Each write with its sums, in the order of execution."""
-        for index in range(len(self._writes)):
-            yield widen(self._writes[index]), self._sums[index]
-
-    def non_finite(self) -> Int[np.ndarray, "stop batch pos"]:
-        """How many channels are not finite at every stop of the route."""
-        return np.stack([self._non_finite[index] for index in range(len(self._route.stops))])
+    def writes(self) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Each write in the precision of the stream, in the order of execution."""
+        yield from map(widen, self._writes)

@@ -14,7 +14,7 @@ from resstream.recording.reading import Reader, Reading
 from resstream.recording.result import Recording
 from resstream.recording.route import Route
 from resstream.recording.totals import Totals
-from resstream.stream.model import StreamModel
+from resstream.stream.model import Frame, StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.sites import EMBED, FINAL_NORM, match_sites
 from resstream.stream.texts import Batch, Corpus, Texts, read_corpus
@@ -103,7 +103,8 @@ def _tokens_that_fit(model: StreamModel) -> int:
 def _read_batch(
     model: StreamModel, batch: Batch, route: Route, writer: ActivationWriter | None
 ) -> Reading:
-    reading = Reading(route)
+    frame = model.begin(batch.tokens)
+    reading = Reading(route, frame.stream)
     readers = [*reading.readers(), *(writer.readers() if writer else ())]
     by_site: dict[str, list[Reader]] = {}
     for site, reader in readers:
@@ -112,10 +113,10 @@ def _read_batch(
     if {EMBED, FINAL_NORM} & hooks.keys():
         model.run(batch.tokens, hooks)
     else:
-        _run_blocks(model, batch.tokens, hooks)
+        _run_blocks(model, frame, hooks)
     reading.require_complete()
     if writer is not None:
-        writer.close_batch(batch, reading.n_positions)
+        writer.close_batch(batch, frame.stream.shape[1])
     return reading
 
 
@@ -127,9 +128,8 @@ def _in_turn(readers: Sequence[Reader]) -> Reader:
     return read
 
 
-def _run_blocks(model: StreamModel, inputs: Tensor, hooks: Mapping[str, Reader]) -> None:
+def _run_blocks(model: StreamModel, frame: Frame, hooks: Mapping[str, Reader]) -> None:
     """Run all blocks and leave out the head, which may cost as much as a quarter of them."""
-    frame = model.begin(inputs)
     stream = frame.stream
     with model.hooked(hooks):
         for layer in range(model.spec.n_layers):

@@ -37,14 +37,15 @@ class Totals:
 
     def take(self, reading: Reading, rows: Sequence[int]) -> None:
         """Add the reading of one batch, whose sequences have the numbers `rows`."""
-        norms = reading.stream_norms()
+        norms, sums = reading.norms, reading.sums
         strata = stratify(norms)
         flat = strata.ravel()
-        metrics = reading.write_metrics()
+        metrics = reading.metrics()
         self._metrics.update(metrics.reshape(*metrics.shape[:2], -1), flat)
         self._streams.update(norms.reshape(1, len(norms), -1), flat)
-        for index, (write, sums) in enumerate(reading.writes()):
-            self._channels.update(index, write, sums.write_norm, sums.channel, strata)
+        for index, write in enumerate(reading.writes()):
+            norm, channel = sums.write_norm[index], sums.channel[index]
+            self._channels.update(index, write, norm, channel, strata)
         self._n_sequences += len(rows)
         self._n_tokens += np.bincount(flat, minlength=len(STRATA))
         self._count_bad(reading, rows, strata)
@@ -52,7 +53,7 @@ class Totals:
     def _count_bad(
         self, reading: Reading, rows: Sequence[int], strata: Int[np.ndarray, "batch pos"]
     ) -> None:
-        counts = reading.non_finite()
+        counts = reading.non_finite
         for index in range(len(STRATA)):
             self._non_finite[:, index] += (counts * (strata == index)).sum((1, 2))
         bad = reading.bad
