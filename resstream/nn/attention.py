@@ -18,7 +18,9 @@ Turns = tuple[Float[Tensor, "batch pos d_head"], Float[Tensor, "batch pos d_head
 class KeyValueCache(Protocol):
     """What attention asks of a cache; transformers' `Cache` does."""
 
-    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int
+    ) -> tuple[Tensor, Tensor]:
         """Append, and give all keys and values of the layer."""
         ...
 

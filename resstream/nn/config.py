@@ -134,7 +134,7 @@ class TransformerConfig:
         self._check_placement()
 
     def _parse_variants(self) -> None:
-        parsed = {
+        parsed: dict[str, object] = {
             "rule": parse_variant("rule", self.rule, RULES),
             "norm": parse_variant("norm", self.norm, _NORMS),
             "positions": parse_variant("positions", self.positions, _POSITIONS),

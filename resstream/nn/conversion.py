@@ -1,11 +1,18 @@
 """How do weights of transformers' models get into the native model?  Llama and GPT-2, exactly."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from resstream.errors import UnsupportedModelError
-from resstream.nn.config import LayerNorm, LearnedPositions, RmsNorm, Rotary, TransformerConfig
+from resstream.nn.config import (
+    LayerNorm,
+    LearnedPositions,
+    MlpKind,
+    RmsNorm,
+    Rotary,
+    TransformerConfig,
+)
 from resstream.nn.pretrained import ResstreamConfig, ResstreamForCausalLM
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ def from_llama(source: "LlamaForCausalLM") -> ResstreamForCausalLM:
             positions, an activation other than SiLU, or biases in some matrices only.
     """
     theirs = source.config
-    rope = theirs.rope_parameters or {}
+    rope: dict[str, Any] = dict(theirs.rope_parameters or {})
     rope_type = rope.get("rope_type", "default")
     if rope_type != "default" or theirs.hidden_act != "silu":
         raise UnsupportedModelError(
@@ -81,7 +88,7 @@ def from_gpt2(source: "GPT2LMHeadModel") -> ResstreamForCausalLM:
             an activation other than GELU.
     """
     theirs = source.config
-    kinds = {"gelu_new": "gelu_tanh", "gelu": "gelu"}
+    kinds: dict[str, MlpKind] = {"gelu_new": "gelu_tanh", "gelu": "gelu"}
     scaled_oddly = theirs.scale_attn_by_inverse_layer_idx or not theirs.scale_attn_weights
     if theirs.activation_function not in kinds or scaled_oddly:
         raise UnsupportedModelError(
@@ -129,6 +136,6 @@ def _filled(
     weights: dict[str, Tensor],
 ) -> ResstreamForCausalLM:
     ids = {name: getattr(source.config, name) for name in ("bos_token_id", "eos_token_id")}
-    native = ResstreamForCausalLM(ResstreamConfig.of(config, **ids)).to(source.dtype)
-    native.model.load_state_dict(weights)
-    return native.to(source.device).train(source.training)
+    native = ResstreamForCausalLM(ResstreamConfig.of(config, **ids)).train(source.training)
+    native.model.to(device=source.device, dtype=source.dtype).load_state_dict(weights)
+    return native

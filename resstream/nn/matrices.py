@@ -4,6 +4,8 @@ from torch import nn
 
 from resstream.nn.config import TransformerConfig
 from resstream.nn.initialisation import MatrixRole
+from resstream.nn.norms import StreamNorm
+from resstream.nn.scales import WriteScale
 
 
 class Matrix(nn.Linear):
@@ -27,7 +29,8 @@ def initialise(module: nn.Module, config: TransformerConfig) -> None:
     if isinstance(module, Matrix | Table):
         gain = config.rule.init_gain(module.role, config.n_layers)
         config.initialisation.fill_(module.weight, module.role, config.n_layers, gain)
-        if isinstance(module, Matrix) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif hasattr(module, "reset_parameters"):
+        bias = getattr(module, "bias", None)
+        if bias is not None:
+            nn.init.zeros_(bias)
+    elif isinstance(module, StreamNorm | WriteScale):
         module.reset_parameters()

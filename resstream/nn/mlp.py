@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
 
-from resstream.nn.config import TransformerConfig
+from resstream.nn.config import MlpKind, TransformerConfig
 from resstream.nn.matrices import Matrix
 
 
@@ -21,7 +21,7 @@ class Mlp(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.act = config.mlp
+        self.act: MlpKind = config.mlp
         d_model, d_mlp, bias = config.d_model, config.mlp_width, config.bias
         self.up_proj = Matrix(d_model, d_mlp, role="mlp_in", bias=bias)
         is_gated = config.mlp == "swiglu"

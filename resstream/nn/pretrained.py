@@ -3,7 +3,7 @@
 `save_pretrained`, `from_pretrained`, `Trainer`, `generate` and PEFT work on these unchanged.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -74,10 +74,10 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules: ClassVar[list[str]] = ["Block"]
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"model.unembed.weight": "model.embed.weight"}
+    _no_split_modules = ["Block"]  # noqa: RUF012  typed by transformers
+    _tied_weights_keys = {"model.unembed.weight": "model.embed.weight"}  # noqa: RUF012
     # Gates and LayerScale stay float32 when a checkpoint is loaded in half precision.
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["scales"]
+    _keep_in_fp32_modules_strict = ["scales"]  # noqa: RUF012
 
     def __init__(self, config: ResstreamConfig) -> None:
         super().__init__(config)
@@ -93,7 +93,7 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embedding."""
-        self.model.embed = value
+        self.model.embed = cast(nn.Embedding, value)
 
     def get_output_embeddings(self) -> nn.Module:
         """The unembedding."""
@@ -101,7 +101,14 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the unembedding."""
-        self.model.unembed = new_embeddings
+        self.model.unembed = cast(nn.Linear, new_embeddings)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Grow or shrink the vocabulary, in the native config too."""
+        embed = super().resize_token_embeddings(*args, **kwargs)
+        self.config.transformer["d_vocab"] = embed.num_embeddings
+        self.model.config = self.config.shape
+        return embed
 
     def forward(
         self,
@@ -125,8 +132,8 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: Logits of that many last positions only; 0: of all.
             kwargs: The cache; `num_items_in_batch` of Trainer; others are refused.
         """
-        cache = kwargs.pop("cache", None)
-        cache = cache if cache is not None else kwargs.pop("past_key_values", None)
+        caches = [kwargs.pop(name, None) for name in ("cache", "past_key_values")]
+        cache: Any = caches[0] if caches[0] is not None else caches[1]
         n_items = kwargs.pop("num_items_in_batch", None)
         _refuse(kwargs)
         use_cache = self.config.use_cache if use_cache is None else use_cache
@@ -138,7 +145,8 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
         stream = self.model.stream(input_ids, padding, position_ids, cache)
         logits = self.model.unembedded(stream[:, -logits_to_keep:])
         loss = None if labels is None else self._loss(logits, labels, n_items)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{_CACHE: cache})
+        held: dict[str, Any] = {_CACHE: cache}
+        return CausalLMOutputWithPast(loss=loss, logits=cast(Any, logits), **held)
 
     def _loss(self, logits: Tensor, labels: Tensor, n_items: Tensor | int | None) -> Tensor:
         if self.model.config.causal:

@@ -5,6 +5,7 @@ work as on any TransformerLens model.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,15 +34,17 @@ class ResidualTransformer(HookedRootModule):
         super().__init__()
         self.config = config
         d_model = config.d_model
-        self.embed = Table(config.d_vocab, d_model, role="embed")
+        self.embed: nn.Embedding = Table(config.d_vocab, d_model, role="embed")
         has_table = isinstance(config.positions, LearnedPositions)
         self.pos_embed = Table(config.n_ctx, d_model, role="positions") if has_table else None
         self.dropout = nn.Dropout(config.dropout)
         self.hook_embed = HookPoint()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.ln_final = StreamNorm(config.norm if config.has_final_norm else None, d_model)
-        self.unembed = Matrix(d_model, config.d_vocab, role="unembed", bias=False)
+        self.unembed: nn.Linear = Matrix(d_model, config.d_vocab, role="unembed", bias=False)
+        # transformers' gradient_checkpointing_enable sets these two.
         self.gradient_checkpointing = False
+        self._gradient_checkpointing_func: Callable[..., Tensor] | None = None
         for module in self.modules():
             initialise(module, config)
         if config.tied:
@@ -127,9 +130,7 @@ class ResidualTransformer(HookedRootModule):
         return mask.expand(-1, -1, n_queries, -1)
 
     def _run(self, block: nn.Module) -> Callable[..., Tensor]:
-        if not (self.gradient_checkpointing and self.training):
+        checkpointed = self._gradient_checkpointing_func
+        if checkpointed is None or not (self.gradient_checkpointing and self.training):
             return block
-        from functools import partial
-
-        # Set by transformers' gradient_checkpointing_enable, with its arguments bound.
-        return partial(self._gradient_checkpointing_func, block.__call__)
+        return partial(checkpointed, block.__call__)

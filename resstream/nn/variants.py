@@ -32,7 +32,7 @@ def check_whole(key: str, value: object, *, at_least: int) -> None:
 
 
 def check_number(
-    key: str, value: object, *, at_least: float = -math.inf, below: float = math.inf
+    key: str, value: Any, *, at_least: float = -math.inf, below: float = math.inf
 ) -> None:
     """Refuse what is not a finite number in ``at_least <= value < below``.
 
@@ -40,7 +40,7 @@ def check_number(
         ConfigError: Names the key, the value and what is allowed.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not at_least <= value < below:
+    if not (is_number and math.isfinite(value) and at_least <= value < below):
         allowed = f"at least {at_least:g}" if at_least > -math.inf else "any size"
         allowed += f" and below {below:g}" if below < math.inf else ""
         raise ConfigError(f"{key} must be a finite number ({allowed}), got {value!r}")

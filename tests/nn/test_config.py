@@ -1,5 +1,7 @@
 """Are bad configs refused with the key, the value and what is allowed?"""
 
+from typing import Any
+
 import pytest
 
 from resstream.errors import ConfigError
@@ -7,7 +9,7 @@ from resstream.nn.config import LayerNorm, Rotary, TransformerConfig
 from resstream.nn.initialisation import DepthScaledNormal
 from resstream.nn.rules import DeepNorm, LayerScale, Plain, ReZero
 
-SIZES = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_vocab": 50, "n_ctx": 16}
+SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_vocab": 50, "n_ctx": 16}
 
 REFUSALS = [
     ({"n_layers": -3}, r"n_layers must be a whole number of at least 1, got -3"),

@@ -1,5 +1,7 @@
 """Do transformers' own tools work on the native model unchanged?"""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -10,7 +12,14 @@ from resstream.nn.conversion import from_gpt2, from_llama
 from resstream.nn.pretrained import ResstreamConfig, ResstreamForCausalLM, register_auto_classes
 from resstream.nn.rules import RULES, LayerScale
 
-SIZES = {"n_layers": 3, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_vocab": 50, "n_ctx": 32}
+SIZES: dict[str, Any] = {
+    "n_layers": 3,
+    "d_model": 32,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "d_vocab": 50,
+    "n_ctx": 32,
+}
 
 
 def pretrained(**changes) -> ResstreamForCausalLM:
@@ -105,6 +114,15 @@ def test_checkpointing_gives_the_same_gradients():
         model(some_tokens(), labels=some_tokens()).loss.backward()
     pairs = zip(plain.parameters(), saving.parameters(), strict=True)
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_resized_vocabulary_is_saved(tmp_path):
+    register_auto_classes()
+    model = pretrained()
+    model.resize_token_embeddings(60)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded(some_tokens()).logits.shape[-1] == 60 == loaded.config.shape.d_vocab
 
 
 def test_unknown_arguments_are_refused():

@@ -10,7 +10,7 @@ from resstream.nn.config import LayerNorm, LearnedPositions, NoPositions, Transf
 from resstream.nn.rules import RULES, DeepNorm, LayerScale, Plain, ReZero, ReZeroNorm
 from resstream.nn.transformer import ResidualTransformer
 
-SIZES = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_vocab": 50, "n_ctx": 16}
+SIZES: dict[str, Any] = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_vocab": 50, "n_ctx": 16}
 ADDITIVE = (Plain(), LayerScale(init=0.3), ReZero(alpha=0.4), ReZeroNorm(alpha=0.4))
 
 
