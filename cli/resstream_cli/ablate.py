@@ -16,6 +16,7 @@ from resstream_cli.tables import printable, signed, table
 
 if TYPE_CHECKING:
     from resstream import AblationResult
+    from resstream.reports.page import Page
 
 
 def ablate(
@@ -82,7 +83,13 @@ def ablate(
             seed=seed,
             progress=advance,
         )
-    outputs.emit(result, lambda: _shown(result))
+    outputs.emit(result, lambda: _shown(result), lambda: _page(result))
+
+
+def _page(result: "AblationResult") -> "Page":
+    from resstream.reports.pages import ablate_page
+
+    return ablate_page(result)
 
 
 def _shown(result: "AblationResult") -> RenderableType:

@@ -14,7 +14,9 @@ from resstream_cli.progress import working
 from resstream_cli.tables import printable, table
 
 if TYPE_CHECKING:
-    from resstream import CheckReport
+    from resstream import CheckReport, StreamModel
+    from resstream.reports.page import Page
+    from resstream.stream.texts import Corpus
 
 Severity = Literal["info", "warning", "error"]
 
@@ -55,9 +57,18 @@ def check(
     corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
     with working("check") as advance:
         report = rs.check(stream, corpus, select=select, ignore=ignore, seed=seed, progress=advance)
-    outputs.emit(report, lambda: _shown(report))
+    outputs.emit(report, lambda: _shown(report), lambda: _page(stream, corpus, report))
     if report.confirmed(at_least=fail_on):
         raise typer.Exit(FOUND)
+
+
+def _page(model: "StreamModel", corpus: "Corpus", report: "CheckReport") -> "Page":
+    """The report, with the recording of the same text beneath it."""
+    from resstream.reports.pages import check_page
+
+    with working("record for the page") as advance:
+        recording = rs.record(model, corpus, seed=report.provenance.seed, progress=advance)
+    return check_page(report, recording)
 
 
 def _shown(report: "CheckReport") -> RenderableType:

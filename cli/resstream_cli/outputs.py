@@ -5,12 +5,15 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
 
 from resstream.errors import OutputError
+
+if TYPE_CHECKING:
+    from resstream.reports.page import Page
 
 
 class Emitted(Protocol):
@@ -71,8 +74,18 @@ class Outputs:
                 raise OutputError(f"cannot write {self.html}: it is a directory, not a file")
             _try_to_write(self.html, below=self.html.parent)
 
-    def emit(self, result: Emitted, show: Callable[[], RenderableType]) -> None:
-        """Save `result` if that was asked for, then print it as JSON or as `show` draws it."""
+    def emit(
+        self,
+        result: Emitted,
+        show: Callable[[], RenderableType],
+        page: "Callable[[], Page] | None" = None,
+    ) -> None:
+        """Write the files that were asked for, then print `result` as JSON or as `show` has it."""
+        if self.html is not None and page is not None:
+            from resstream.reports.page import save_page
+
+            save_page(self.html, page())
+            say(f"page in {self.html}")
         if self.out is not None:
             result.save(self.out)
             say(f"saved in {self.out}")

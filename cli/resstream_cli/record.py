@@ -16,6 +16,7 @@ from resstream_cli.tables import printable, table
 
 if TYPE_CHECKING:
     from resstream import Recording
+    from resstream.reports.page import Page
 
 COLUMNS = {
     "write norm": "write_norm",
@@ -60,7 +61,13 @@ def record(
     corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
     with working("record") as advance:
         recording = rs.record(stream, corpus, sites=sites, keep=keep, seed=seed, progress=advance)
-    outputs.emit(recording, lambda: _shown(recording))
+    outputs.emit(recording, lambda: _shown(recording), lambda: _page(recording))
+
+
+def _page(result: "Recording") -> "Page":
+    from resstream.reports.pages import record_page
+
+    return record_page(result)
 
 
 def _shown(recording: "Recording") -> RenderableType:

@@ -50,3 +50,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(checkpoint: Path, tmp_path: Path) -> Path:
     """The same checkpoint to damage."""
     return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def demo_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model, which has a tokenizer, as a directory; read-only."""
+    import resstream as rs
+    from resstream.stream.saving import save_model
+
+    return save_model(rs.load("demo"), tmp_path_factory.mktemp("demo") / "demo")
