@@ -11,7 +11,9 @@ from resstream.figures.labels import axis_title, thinned
 MOST_LABELS = 24
 """Text labels on one axis; more would overlap on a narrow screen."""
 
-_DECADES_WITH_TICKS = (1.5, 8)
+_DECADES = (0.4, 1.5, 8)
+"""Decades from which ticks stand at 1, 2 and 5, at each power of ten, and where Plotly likes."""
+
 _SMALLEST = 1e-30
 _EVERY_LAYER = 12
 """Up to here each layer has its tick; above, Plotly picks round steps that fit the width."""
@@ -46,12 +48,13 @@ def token_axis(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def log_axis(values: Float[np.ndarray, "..."]) -> dict[str, Any]:
-    """Logarithmic axis for `values`: one tick a decade where that gives a few ticks."""
+    """Logarithmic axis for `values` with a handful of ticks."""
     kept = values[np.isfinite(values) & (values > 0)]
     axis: dict[str, Any] = {"type": "log", "tickformat": "~g"}
     decades = float(np.log10(kept.max() / kept.min())) if kept.size else 0.0
-    if _DECADES_WITH_TICKS[0] < decades < _DECADES_WITH_TICKS[1]:
-        axis["dtick"] = 1
+    one_two_five, each, many = _DECADES
+    if one_two_five < decades < many:
+        axis["dtick"] = "D2" if decades < each else 1
     return axis
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from resstream.figures.axes import SymlogAxis, layer_axis, needs_symlog
 from resstream.figures.labels import axis_title, escape_label
-from resstream.figures.marks import Mark, draw_marks, headroom
+from resstream.figures.marks import Mark, draw_marks
 from resstream.figures.theme import (
     ALARM,
     NEGATIVE,
@@ -63,7 +63,7 @@ def ablation_bars(
     Returns:
         The figure.
     """
-    figure = new_figure(title, headroom=headroom(marks))
+    figure = new_figure(title)
     effects = np.concatenate([group.effects for group in groups])
     low = np.concatenate([group.low for group in groups])
     high = np.concatenate([group.high for group in groups])
@@ -84,7 +84,7 @@ def ablation_bars(
     figure.update_xaxes(layer_axis(first, last))
     figure.update_yaxes(title_text=said, zeroline=True)
     figure.update_layout(barmode="overlay")
-    draw_marks(figure, marks, middle=(first + last) / 2)
+    draw_marks(figure, marks)
     return figure
 
 
@@ -176,7 +176,8 @@ def attribution_bars(
     if len(values) > most:
         names.append(f"{len(values) - most} others, summed")
         sizes = np.append(sizes, values.sum() - sizes.sum())
-    figure = new_figure(title, height=90 + 20 * len(names))
+    figure = new_figure(title, height=66 + 20 * len(names))
+    figure.update_layout(margin_t=12)
     rows = np.arange(len(names))
     figure.add_bar(
         x=sizes,

@@ -64,21 +64,27 @@ def evidence_strip(rows: Sequence[EvidenceRow], *, title: str | None = None) -> 
 
 def _row_axis(row: EvidenceRow) -> dict[str, Any]:
     """Axis that holds everything of its row, with room at both ends."""
-    parts = [
-        row.value,
-        row.threshold,
-        *(row.interval or ()),
-        *(() if row.others is None else row.others),
-    ]
+    low, high = _ends(row)
+    axis = log_axis(np.array([low, high])) if row.log else {"nticks": 6}
+    if row.log:
+        low, high = np.log10(low), np.log10(high)
+    return axis | {"range": [low, high]}
+
+
+def _ends(row: EvidenceRow) -> tuple[float, float]:
+    """Ends of the axis, as values."""
+    others = () if row.others is None else row.others
+    parts = [row.value, row.threshold, *(row.interval or ()), *others]
     values = np.array([part for part in parts if part is not None], dtype=np.float64)
     values = values[np.isfinite(values) & ((values > 0) | (not row.log))]
-    axis = log_axis(values) if row.log else {"nticks": 6}
     if values.size == 0:
-        return axis
-    ends = np.array([values.min(), values.max()])
-    ends = np.log10(ends) if row.log else ends
-    room = 0.05 * (ends[1] - ends[0]) or 1.0
-    return axis | {"range": [ends[0] - room, ends[1] + room]}
+        return (0.1, 1.0) if row.log else (-1.0, 1.0)
+    low, high = float(values.min()), float(values.max())
+    if row.log:
+        room = (high / low) ** 0.05 if high > low else 10.0
+        return low / room, high * room
+    room = 0.05 * (high - low) or 1.0
+    return low - room, high + room
 
 
 def _row_traces(row: EvidenceRow) -> list[dict[str, Any]]:
@@ -91,17 +97,28 @@ def _row_traces(row: EvidenceRow) -> list[dict[str, Any]]:
         line = {"color": NEUTRAL, "width": 2, "dash": "dash"}
         ends = np.array([-0.9, 0.9])
         traces.append(_trace("threshold", np.full(2, row.threshold), ends, line=line, mode="lines"))
-    marker = {"color": ALARM, "size": 12, "symbol": "diamond"}
-    value = _trace("this write", np.array([row.value]), np.zeros(1), marker=marker)
+    return [*traces, _value_trace(row)]
+
+
+def _value_trace(row: EvidenceRow) -> dict[str, Any]:
+    """The accused: a diamond, or an open triangle on the left edge if the axis can't hold it."""
+    is_held = np.isfinite(row.value) and (row.value > 0 or not row.log)
+    marker: dict[str, Any] = {"color": ALARM, "size": 12, "symbol": "diamond"}
+    place = row.value
+    if not is_held:
+        marker |= {"symbol": "triangle-left-open", "line_width": 2}
+        place = _ends(row)[0]
+    trace = _trace("this write", np.array([place]), np.zeros(1), marker=marker, cliponaxis=False)
+    trace["hovertemplate"] = f"{row.value:.4g}<extra>this write</extra>"
     if row.interval is not None:
-        value["error_x"] = {
+        trace["error_x"] = {
             "type": "data",
             "symmetric": False,
             "array": [row.interval[1] - row.value],
             "arrayminus": [row.value - row.interval[0]],
             "thickness": 2,
         }
-    return [*traces, value]
+    return trace
 
 
 def _trace(

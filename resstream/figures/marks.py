@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from resstream.figures.labels import escape_label, visible
-from resstream.figures.theme import ALARM, faded
+from resstream.figures.theme import ALARM, add_headroom, faded
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -24,38 +26,62 @@ class Mark:
     text: str
     """What is said above it, in a few words."""
     series: str | None = None
-    """Which series of the figure is meant; None marks the layer as a whole."""
+    """Which line of the figure is meant, if there is one of this name; its point gets a ring."""
 
 
-def headroom(marks: Sequence[Mark]) -> int:
-    """Pixels that the texts of `marks` need above the plot."""
-    return _LINE * min(len(marks), _MOST_TEXTS)
+def draw_marks(figure: "go.Figure", marks: Sequence[Mark]) -> None:
+    """Point at layers: a band behind each, a ring on its line, and the first few texts on top.
 
-
-def draw_marks(figure: "go.Figure", marks: Sequence[Mark], *, middle: float) -> None:
-    """Draw a band behind each marked layer, and the texts of the first few above the plot.
+    Works on every figure with layers on its x axis and makes the room that the texts need.
 
     Args:
-        figure: Figure with layers on its x axis, made with `headroom(marks)`.
+        figure: Is changed.
         marks: What to point at, the most important first.
-        middle: Centre of the layer axis: texts of layers right of it extend to the left.
     """
+    layout: Any = figure.layout
+    middle = float(np.mean(layout.xaxis.range))
     for place in sorted({mark.at for mark in marks}):
-        figure.add_shape(
-            type="rect",
-            xref="x",
-            yref="paper",
-            x0=place - 0.5,
-            x1=place + 0.5,
-            y0=0,
-            y1=1,
-            fillcolor=faded(ALARM, 0.16),
-            line_width=0,
-            layer="below",
-        )
+        _draw_band(figure, place)
+    for mark in marks:
+        _draw_ring(figure, mark)
     spoken = marks[:_MOST_TEXTS]
     for level, mark in enumerate(reversed(spoken)):
         _say(figure, mark, level, to_right=mark.at <= middle)
+    add_headroom(figure, _LINE * len(spoken))
+
+
+def _draw_band(figure: "go.Figure", place: float) -> None:
+    figure.add_shape(
+        type="rect",
+        xref="x",
+        yref="paper",
+        x0=place - 0.5,
+        x1=place + 0.5,
+        y0=0,
+        y1=1,
+        fillcolor=faded(ALARM, 0.16),
+        line_width=0,
+        layer="below",
+    )
+
+
+def _draw_ring(figure: "go.Figure", mark: Mark) -> None:
+    if mark.series is None:
+        return
+    wanted = {"name": escape_label(mark.series), "mode": "lines+markers"}
+    lines: Any = figure.select_traces(wanted)
+    for line in lines:
+        meant = np.asarray(line.x) == mark.at
+        if not meant.any():
+            continue
+        figure.add_scatter(
+            x=np.asarray(line.x)[meant],
+            y=np.asarray(line.y)[meant],
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 15, "color": ALARM, "line": {"width": 2.5}},
+            hoverinfo="skip",
+            showlegend=False,
+        )
 
 
 def _say(figure: "go.Figure", mark: Mark, level: int, *, to_right: bool) -> None:

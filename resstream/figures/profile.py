@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from resstream.figures.axes import layer_axis, log_axis
 from resstream.figures.labels import axis_title, escape_label
-from resstream.figures.marks import Mark, draw_marks, headroom
+from resstream.figures.marks import Mark, draw_marks
 from resstream.figures.theme import (
     ALARM,
     NEUTRAL,
@@ -72,18 +72,17 @@ def layer_profile(
     Returns:
         The figure.
     """
-    figure = new_figure(title, headroom=headroom(marks))
+    figure = new_figure(title)
     for index, line in enumerate(series):
         _draw_band(figure, line, index, log=log)
         _draw_line(figure, line, index, log=log)
-    _draw_rings(figure, series, marks, log=log)
     places = np.concatenate([line.places for line in series])
     first, last = float(places.min()), float(places.max())
     figure.update_xaxes(layer_axis(first, last, title=layer_title))
     drawn = np.concatenate([_drawable(line.values, log=log) for line in series])
     figure.update_yaxes(log_axis(drawn) if log else {}, title_text=axis_title(value_title))
     _draw_lost(figure, series, log=log)
-    draw_marks(figure, marks, middle=(first + last) / 2)
+    draw_marks(figure, marks)
     return figure
 
 
@@ -203,26 +202,3 @@ def _draw_lost(figure: "go.Figure", series: Sequence[Series], *, log: bool) -> N
             hovertemplate=f"%{{x}} · {escape_label(line.name)}: %{{customdata}}<extra></extra>",
         )
         figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1], "visible": False})
-
-
-def _draw_rings(
-    figure: "go.Figure", series: Sequence[Series], marks: Sequence[Mark], *, log: bool
-) -> None:
-    for line in series:
-        places = [mark.at for mark in marks if mark.series == line.name]
-        meant = np.isin(line.places, places)
-        if not meant.any():
-            continue
-        figure.add_scatter(
-            x=line.places[meant],
-            y=_drawable(line.values, log=log)[meant],
-            mode="markers",
-            marker={
-                "symbol": "circle-open",
-                "size": 15,
-                "color": ALARM,
-                "line": {"width": 2.5, "color": ALARM},
-            },
-            hoverinfo="skip",
-            showlegend=False,
-        )

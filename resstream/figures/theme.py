@@ -12,7 +12,7 @@ References:
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from resstream.figures.labels import escape_label
 
@@ -121,6 +121,7 @@ def template(mode: Mode = "light") -> "go.layout.Template":
         "showline": True,
         "zeroline": False,
         "automargin": True,
+        "exponentformat": "e",
         "title": {"standoff": 8, "font": {"size": 12, "color": surface.muted}},
         "tickfont": {"size": 11, "color": surface.muted},
     }
@@ -161,21 +162,29 @@ def new_figure(title: str | None = None, *, height: int = 360, headroom: int = 0
 
     Args:
         title: Title above the legend.
-        height: Height in pixels without title and headroom.
-        headroom: Pixels to keep free between the legend and the plot.
+        height: Height in pixels, without title and headroom.
+        headroom: Pixels to keep free between legend and plot.
     """
     import plotly.graph_objects as go
 
-    above = headroom + (0 if title is None else _TITLE_PIXELS)
     figure = go.Figure()
     figure.update_layout(
-        template=template("light"),
-        height=height + above,
-        margin_t=_LEGEND_PIXELS + above,
-        legend_y=1 if title is None else 1 - _TITLE_PIXELS / (height + above),
+        template=template("light"), height=height, margin_t=_LEGEND_PIXELS, legend_y=1
     )
+    add_headroom(figure, headroom)
     if title is not None:
+        add_headroom(figure, _TITLE_PIXELS)
         figure.update_layout(
-            title={"text": escape_label(title), "y": 1, "yanchor": "top", "pad_t": 8}
+            title={"text": escape_label(title), "y": 1, "yanchor": "top", "pad_t": 8},
+            legend_y=1 - _TITLE_PIXELS / (height + headroom + _TITLE_PIXELS),
         )
     return figure
+
+
+def add_headroom(figure: "go.Figure", pixels: int) -> None:
+    """Make the figure higher by `pixels`, which come to lie free between legend and plot."""
+    layout: Any = figure.layout
+    height = layout.height + pixels
+    layout.legend.y = 1 - (1 - layout.legend.y) * layout.height / height
+    layout.margin.t += pixels
+    layout.height = height
