@@ -1,8 +1,8 @@
 """Which axes of a block's arguments are positions and sequences, and how rows of them are taken.
 
-A block is called with more than the stream: rotary angles, masks, position ids.  To run it on chosen
-rows of a stream those have to be cut to the same rows.  Which axis counts positions is seen, not
-guessed: the model is asked for the calls of inputs of two lengths and of two batch sizes.
+A block is called with more than the stream: rotary angles, masks, position ids.  To run it on
+chosen rows of a stream those have to be cut to the same rows.  Which axis counts positions is seen,
+not guessed: the model is asked for the calls of inputs of two lengths and of two batch sizes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _PROBE_LENGTH = 11
 
 
 class NotPackableError(Exception):
-    """A block can't be run on loose rows; caught inside this room, where the slower path is taken."""
+    """A block can't be run on loose rows; the slower path is taken then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ def find_axes(model: StreamModel) -> Arguments:
     """Compare the calls for inputs of other lengths and batch sizes."""
     tokens = probe_tokens(model, 2, _PROBE_LENGTH + 1)
     one, longer, two = (
-        model.begin(chosen).calls
-        for chosen in (tokens[:1, :-1], tokens[:1], tokens[:, :-1])
+        model.begin(chosen).calls for chosen in (tokens[:1, :-1], tokens[:1], tokens[:, :-1])
     )
     return tuple(
         _call_axes(*(_tensors(call) for call in calls))
@@ -140,13 +139,13 @@ def _axes_by_size(path: Path, value: Tensor, length: int) -> Axes:
 
 
 def _rows(path: Path, value: Tensor, axes: Axes, sequences: Tensor, positions: Tensor) -> Tensor:
-    many = axes.batch is not None and value.shape[axes.batch] > 1
+    batch = axes.batch if axes.batch is not None and value.shape[axes.batch] > 1 else None
     if len(axes.positions) != 1:
-        if many and not axes.positions:
+        if batch is not None and not axes.positions:
             raise NotPackableError(f"argument {path} belongs to sequences, not to positions")
         return value
     (axis,) = axes.positions
-    if not many:
+    if batch is None:
         return value.index_select(axis, positions)
-    front = value.movedim((axes.batch, axis), (0, 1))[sequences, positions]
-    return front.unsqueeze(0).movedim((0, 1), (axes.batch, axis))
+    front = value.movedim((batch, axis), (0, 1))[sequences, positions]
+    return front.unsqueeze(0).movedim((0, 1), (batch, axis))

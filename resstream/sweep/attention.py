@@ -1,8 +1,8 @@
 """Attention over loose rows: each variant's own keys and values behind those of the base run.
 
-Everything in a transformer block but attention works on one position at a time.  So the rows of many
-variants, of many lengths, can go through a block as one long sequence, if attention alone is told
-which rows belong together.  It is told where every implementation meets: in torch's
+Everything in a transformer block but attention works on one position at a time.  So the rows of
+many variants, of many lengths, can go through a block as one long sequence, if attention alone is
+told which rows belong together.  It is told where every implementation meets: in torch's
 `scaled_dot_product_attention`.  The base run's call of the same layer says what the mask was.
 """
 
@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from resstream.sweep.arguments import NotPackableError
@@ -77,7 +76,7 @@ class _Listening(TorchFunctionMode):
         self._heard = heard
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
+        if func is nn.functional.scaled_dot_product_attention:
             self._heard.append(_read_call(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
@@ -128,9 +127,9 @@ class LooseAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is nn.functional.scaled_dot_product_attention:
             return self._attend(_read_call(*args, **options))
-        if self._wanted is not None and func is F.linear:
+        if self._wanted is not None and func is nn.functional.linear:
             return self._multiply(func, args, options, 0)
         if self._wanted is not None and func is torch.addmm:
             return self._multiply(func, args, options, 1)
@@ -153,9 +152,7 @@ class LooseAttention(TorchFunctionMode):
         fits = query.shape[0] == 1 and query.shape[2] == key.shape[2] == self._n_rows
         if not fits or key.shape[1] != self._base.key.shape[1]:
             raise NotPackableError(f"attention was called with {tuple(query.shape)}")
-        output = query.new_zeros(
-            self._n_rows, query.shape[1], call.value.shape[-1]
-        )
+        output = query.new_zeros(self._n_rows, query.shape[1], call.value.shape[-1])
         offset = 0
         for group in self._groups:
             rows = slice(offset, offset + group.count * group.rows)
@@ -180,7 +177,7 @@ class LooseAttention(TorchFunctionMode):
         mask = self._base.mask_rows(group.sequence, slice(group.start + first, group.length))
         if mask is not None:
             mask = mask[..., : group.length]
-        attended = F.scaled_dot_product_attention(
+        attended = nn.functional.scaled_dot_product_attention(
             query[:, :, first:], key, value, attn_mask=mask, **self._base.options
         )
         shape = (group.count, group.rows, *output.shape[1:])

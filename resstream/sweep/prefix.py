@@ -14,8 +14,8 @@ from torch import Tensor
 from resstream.stream.model import StreamModel
 from resstream.stream.writers import tolerance
 from resstream.sweep.arguments import Arguments, NotPackableError, find_axes, probe_tokens
-from resstream.sweep.packed import hear_base, run_suffixes
-from resstream.sweep.starts import HeardRun, Start
+from resstream.sweep.packed import Suffixes
+from resstream.sweep.starts import HeardRun, Start, hear_base
 
 _LENGTH = 11
 _PLACES = ((0, 0), (0, 4), (1, 4), (1, _LENGTH - 1), (0, 7))
@@ -29,7 +29,7 @@ class PrefixProof:
     reason: str
     """Why not, in a phrase; empty if it is proved."""
     error: float
-    """Largest difference from whole sequences, relative to the largest value; NaN if none was run."""
+    """Largest difference from whole sequences over the largest value; NaN if none was run."""
     axes: Arguments
     """What the arguments of the blocks count; empty if it is not proved."""
 
@@ -51,9 +51,9 @@ def _prove(model: StreamModel) -> PrefixProof:
         return PrefixProof(False, "the model is not causal", nan, ())
     try:
         axes = find_axes(model)
-        base = hear_base(model, probe_tokens(model, 2, _LENGTH, seed=1))
+        base = hear_base(model, probe_tokens(model, 2, _LENGTH, seed=1), attention=None)
         starts = _random_starts(model, base)
-        found = run_suffixes(model, base, starts, axes, rows=3 * _LENGTH)
+        found = Suffixes(model, base, axes, rows=3 * _LENGTH).run(starts)
     except NotPackableError as err:
         return PrefixProof(False, str(err), nan, ())
     except Exception as err:  # a block that can't run on loose rows fails in its own way
@@ -69,8 +69,8 @@ def _prove(model: StreamModel) -> PrefixProof:
 def _random_starts(model: StreamModel, base: HeardRun) -> list[Start]:
     generator = torch.Generator().manual_seed(2)
     starts: list[Start] = []
-    for layer in range(model.spec.n_layers):
-        for sequence, position in _PLACES if layer == 0 else _PLACES[1 + layer % 4 :][:1]:
+    for layer, places in ((0, _PLACES), (model.spec.n_layers // 2, _PLACES[1:3])):
+        for sequence, position in places:
             stream = base.streams[layer]
             noise = torch.randn(stream.shape[-1], generator=generator).to(stream)
             row = stream[sequence, position] + noise * stream.std()

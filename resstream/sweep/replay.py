@@ -1,4 +1,4 @@
-"""Run variants from the base run's stream: what lies before the first change is not computed again."""
+"""Run variants from the base run's stream: what lies before the first change is not run again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

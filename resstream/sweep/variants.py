@@ -1,4 +1,4 @@
-"""A variant is the base run with one or more sites changed; it is the same up to the first of them."""
+"""A variant is the base run with one or more sites changed, the same up to the first of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

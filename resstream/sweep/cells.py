@@ -1,0 +1,207 @@
+"""Run the cells of a patching sweep: by suffixes where that is proved, else as whole sequences."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from resstream.stream.model import StreamModel
+from resstream.sweep.arguments import Arguments
+from resstream.sweep.attention import Group
+from resstream.sweep.packed import ROWS, Progress, Suffixes
+from resstream.sweep.patches import Cell, at_site, head_slice, replacing, replacing_at
+from resstream.sweep.starts import HeardRun, Start, hear_base
+
+
+@dataclass(frozen=True, slots=True)
+class PairRun:
+    """The two runs of some pairs: rows ``0..n-1`` are patched, ``n..2n-1`` are taken from."""
+
+    base: HeardRun
+    n_pairs: int
+    site: str
+
+    def source(self, layer: int) -> Float[Tensor, "pair pos channel"]:
+        """The values that are put in."""
+        return self._site_values(layer)[self.n_pairs :]
+
+    def target(self, layer: int) -> Float[Tensor, "pair pos channel"]:
+        """The values that they replace."""
+        return self._site_values(layer)[: self.n_pairs]
+
+    def _site_values(self, layer: int) -> Tensor:
+        match self.site:
+            case "resid_pre":
+                return self.base.streams[layer]
+            case "resid_post":
+                return self.base.streams[layer + 1]
+            case _:
+                return self.base.values[layer]
+
+    @property
+    def final(self) -> Float[Tensor, "twice_pair d_model"]:
+        """The last stream at the last position of both runs of every pair."""
+        return self.base.streams[-1][:, -1]
+
+
+def run_pairs(
+    model: StreamModel,
+    target: Tensor,
+    source: Tensor,
+    *,
+    site: str,
+    layers: Sequence[int],
+    suffixes: bool,
+) -> PairRun:
+    """The unchanged runs of pairs of one length, ``[pair, pos]`` both."""
+    kept = None if site in ("resid_pre", "resid_post") else site
+    both = torch.cat([target, source]).to(model.device)
+    base = hear_base(
+        model, both, site=kept, layers=layers, attention=len(target) if suffixes else 0
+    )
+    return PairRun(base, len(target), site)
+
+
+def without_no_ops(
+    run: PairRun, cells: Sequence[Cell], firsts: Sequence[int], n_heads: int | None, n_layers: int
+) -> list[Cell]:
+    """The cells that can change the answer; the others need not be computed.
+
+    A cell can't if its position comes before the first differing token (`firsts`, by pair) of a
+    causal model, if both runs have the same value there, or if nothing reads it any more because
+    only the last position is read out.
+    """
+    differs: dict[int, Tensor] = {}
+    for layer in {cell.layer for cell in cells}:
+        unequal = run.source(layer) != run.target(layer)
+        heads = unequal if n_heads is None else unequal.unflatten(-1, (n_heads, -1))
+        differs[layer] = heads.any(-1).cpu()
+    last = run.base.length - 1
+
+    def matters(cell: Cell) -> bool:
+        unread = cell.layer == n_layers - 1 and run.site != "resid_pre" and cell.position < last
+        if unread or cell.position < firsts[cell.sequence]:
+            return False
+        differing = differs[cell.layer][cell.sequence, cell.position]
+        return bool(differing if cell.head is None else differing[cell.head])
+
+    return [cell for cell in cells if matters(cell)]
+
+
+def run_cells(
+    model: StreamModel,
+    run: PairRun,
+    cells: Sequence[Cell],
+    axes: Arguments,
+    *,
+    rows: int = ROWS,
+    progress: Progress | None = None,
+) -> Float[Tensor, "cell d_model"]:
+    """The last stream at the last position with each cell patched.
+
+    Args:
+        model: The model.
+        run: The two runs of the pairs.
+        cells: What is patched.
+        axes: From the proof that suffixes can be run alone; empty runs whole sequences.
+        rows: How many positions go through a block at once.
+        progress: Told about layer-tokens as they are computed.
+    """
+    if axes:
+        suffixes = Suffixes(model, run.base, axes, rows, progress)
+        return suffixes.run(list(_starts(suffixes, run, cells)))
+    return _run_whole(model, run, cells, rows, progress)
+
+
+def _by_layer(cells: Sequence[Cell]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for index, cell in enumerate(cells):
+        found.setdefault(cell.layer, []).append(index)
+    return found
+
+
+@torch.no_grad()
+def _starts(suffixes: Suffixes, run: PairRun, cells: Sequence[Cell]) -> Iterator[Start]:
+    """Where each cell sets off a suffix."""
+    for layer, indices in _by_layer(cells).items():
+        begins = layer if run.site == "resid_pre" else layer + 1
+        for head in sorted({cells[i].head for i in indices}, key=lambda head: head or 0):
+            own = [i for i in indices if cells[i].head == head]
+            rows = _changed_rows(suffixes, run, layer, [cells[i] for i in own])
+            for i, row in zip(own, rows, strict=True):
+                yield Start(i, cells[i].sequence, begins, cells[i].position, row)
+
+
+def _changed_rows(
+    suffixes: Suffixes, run: PairRun, layer: int, cells: Sequence[Cell]
+) -> Float[Tensor, "cell d_model"]:
+    """What the stream becomes at each cell of one layer and head.
+
+    All positions of the site are replaced at once in one run of the block on the base stream.
+    Behind attention every position is on its own, so each row of that run is what its cell alone
+    gives.
+    """
+    source, length = run.source(layer), run.base.length
+    if run.site in ("resid_pre", "resid_post"):
+        return torch.stack([source[cell.sequence, cell.position] for cell in cells])
+    firsts: dict[int, int] = {}
+    for cell in cells:
+        firsts[cell.sequence] = min(cell.position, firsts.get(cell.sequence, length))
+    groups = [Group(sequence, first, 1, length) for sequence, first in firsts.items()]
+    rows = [(group.sequence, slice(group.start, length)) for group in groups]
+    stream = torch.cat([run.base.streams[layer][place] for place in rows])[None]
+    values = torch.cat([source[place] for place in rows])[None]
+    change = replacing(values, head_slice(suffixes.model, source.shape[-1], cells[0].head))
+    with at_site(suffixes.model, layer, run.site, change):
+        after = suffixes.run_rows(layer, stream, groups)
+    ends = itertools.accumulate(group.rows for group in groups)
+    last = dict(zip(firsts, ends, strict=True))  # the end of each sequence's rows
+    where = [last[cell.sequence] - (length - cell.position) for cell in cells]
+    return after[where]
+
+
+@torch.no_grad()
+def _run_whole(
+    model: StreamModel,
+    run: PairRun,
+    cells: Sequence[Cell],
+    rows: int,
+    progress: Progress | None,
+) -> Float[Tensor, "cell d_model"]:
+    width = run.base.streams[-1].shape[-1]
+    final = run.base.streams[-1].new_empty(len(cells), width)
+    step = max(1, rows // run.base.length)
+    for layer, indices in _by_layer(cells).items():
+        for head in sorted({cells[i].head for i in indices}, key=lambda head: head or 0):
+            own = [i for i in indices if cells[i].head == head]
+            for at in range(0, len(own), step):
+                chunk = own[at : at + step]
+                final[chunk] = _run_chunk(model, run, layer, [cells[i] for i in chunk])
+                if progress is not None:
+                    begins = layer + (run.site == "resid_post")
+                    progress(len(chunk) * run.base.length * (model.spec.n_layers - begins))
+    return final
+
+
+def _run_chunk(
+    model: StreamModel, run: PairRun, layer: int, cells: Sequence[Cell]
+) -> Float[Tensor, "cell d_model"]:
+    """Whole sequences of one layer and head, from the block that is changed to the end."""
+    sequences = torch.tensor([cell.sequence for cell in cells], device=model.device)
+    positions = torch.tensor([cell.position for cell in cells], device=model.device)
+    values = run.source(layer)[sequences, positions]
+    change = replacing_at(values, positions, head_slice(model, values.shape[-1], cells[0].head))
+    frame = model.begin(run.base.tokens[sequences])
+    if run.site in ("resid_pre", "resid_post"):
+        begins = layer + (run.site == "resid_post")
+        stream = change(run.base.streams[begins][sequences])
+    else:
+        begins = layer + 1
+        with at_site(model, layer, run.site, change):
+            stream = model.run_block(layer, run.base.streams[layer][sequences], frame)
+    for later in range(begins, model.spec.n_layers):
+        stream = model.run_block(later, stream, frame)
+    return stream[:, -1]

@@ -1,0 +1,135 @@
+"""Which values can be taken from another run, and how are they read and replaced?"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from resstream.errors import UnknownSiteError, UnsupportedModelError
+from resstream.stream.hooks import Hook
+from resstream.stream.model import StreamModel
+from resstream.stream.sites import block_site
+
+PatchSite = Literal[
+    "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mixer_out", "head_out"
+]
+"""Where a value is replaced; `head_out` is what a head hands to the output projection."""
+
+_HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One variant of a patching sweep: the value at one place comes from the other run."""
+
+    sequence: int
+    layer: int
+    position: int
+    head: int | None = None
+
+
+def patched_layers(model: StreamModel, site: str) -> tuple[int, ...]:
+    """The layers that have `site`.
+
+    Raises:
+        UnknownSiteError: There is no such site, in this model or at all.
+        UnsupportedModelError: The model's heads could not be told apart.
+    """
+    known = get_args(PatchSite)
+    if site not in known:
+        raise UnknownSiteError(f"site must be one of {', '.join(known)}, got {site!r}")
+    if site == "head_out":
+        layers = tuple(layer for layer in range(model.spec.n_layers) if _head_matrix(model, layer))
+        if not layers or head_count(model) is None:
+            raise UnsupportedModelError(
+                f"head_out needs an attention write with one output matrix and a known number of "
+                f"heads; {model.name} ({model.spec.family}) has none; patch attn_out instead"
+            )
+        return layers
+    layers = tuple(
+        layer for layer in range(model.spec.n_layers) if block_site(layer, site) in model.sites
+    )
+    if not layers:
+        have = [name for name in known if block_site(0, name) in model.sites]
+        raise UnknownSiteError(
+            f"{model.name} ({model.spec.family}) has no {site}; layer 0 has {', '.join(have)}"
+        )
+    return layers
+
+
+def head_count(model: StreamModel) -> int | None:
+    """Attention heads of a layer, as the configuration says."""
+    config = getattr(model.module, "config", None)
+    found = (getattr(config, name, None) for name in _HEAD_COUNTS)
+    return next((count for count in found if isinstance(count, int)), None)
+
+
+def _head_matrix(model: StreamModel, layer: int) -> str | None:
+    for write in model.spec.blocks[layer].writes:
+        if write.name == "attn" and write.output_matrix is not None:
+            return write.output_matrix.rpartition(".")[0]
+    return None
+
+
+@contextmanager
+def at_site(model: StreamModel, layer: int, site: str, hook: Hook) -> Iterator[None]:
+    """Hook a site of a block; at `head_out` the value is ``[batch, pos, n_heads * d_head]``."""
+    if site != "head_out":
+        with model.hooked({block_site(layer, site): hook}):
+            yield
+        return
+    path = _head_matrix(model, layer)
+    assert path is not None, "asked for by `patched_layers`"
+
+    def run(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        del module
+        changed = hook(args[0])
+        return None if changed is None else (changed, *args[1:])
+
+    handle = model.module.get_submodule(path).register_forward_pre_hook(run)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def head_slice(model: StreamModel, width: int, head: int | None) -> slice:
+    """Which channels of a value belong to `head`; all of them for None."""
+    if head is None:
+        return slice(None)
+    count = head_count(model)
+    assert count is not None, "asked for by `patched_layers`"
+    if width % count:
+        raise UnsupportedModelError(f"{width} channels are not those of {count} heads")
+    size = width // count
+    return slice(head * size, (head + 1) * size)
+
+
+def replacing(values: Tensor, channels: slice) -> Callable[[Tensor], Tensor]:
+    """A hook that puts `values` into the channels, at all positions."""
+
+    def change(value: Tensor) -> Tensor:
+        if channels == slice(None):
+            return values.to(value)
+        changed = value.clone()
+        changed[..., channels] = values[..., channels].to(value)
+        return changed
+
+    return change
+
+
+def replacing_at(values: Tensor, positions: Tensor, channels: slice) -> Callable[[Tensor], Tensor]:
+    """A hook that puts row ``values[i]`` at position ``positions[i]`` of sequence ``i``."""
+
+    def change(value: Tensor) -> Tensor:
+        changed = value.clone()
+        rows = torch.arange(len(positions), device=value.device)
+        row = changed[rows, positions]
+        row[:, channels] = values[:, channels].to(value)
+        changed[rows, positions] = row
+        return changed
+
+    return change
