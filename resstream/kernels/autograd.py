@@ -3,14 +3,13 @@
 Eager mode takes an `autograd.Function` around the raw launch: it costs the host a third of what a
 custom operator costs.  While torch.compile traces, the same launch runs as the operators
 ``resstream::write_forward`` and ``resstream::write_backward``, whose shapes the compiler knows
-through fake implementations.  Both differentiate once; a second derivative is refused by torch.
+through fake implementations.  Both differentiate once; a second derivative is refused.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from resstream.kernels import launch
 from resstream.kernels.operators import compiled_write, needed, operands_of
@@ -52,8 +51,13 @@ class _FusedWrite(torch.autograd.Function):
         return found.new, found.normed, found.stats
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            # With create_graph torch would take these gradients for constants, silently.
+            raise RuntimeError(
+                "the fused residual write can be differentiated once, and a graph of its gradients "
+                "was asked for (create_graph=True); use impl='torch' for second derivatives"
+            )
         new, rstd, mean, *tensors = ctx.saved_tensors
         pairs = zip(tensors, ctx.numbers, strict=True)
         operands = operands_of([n if t is None else t for t, n in pairs])

@@ -75,7 +75,8 @@ def forward(operands: WriteOperands, options: WriteOptions, *, save: bool) -> Fo
                 stream, branch, *out, *_parameters(operands, "weight", "bias", "layer_scale"),
                 *_factors(operands), *_numbers(operands), options.eps, options.weight_offset,
                 n_rows, stream.stride(0), branch.stride(0),
-                BLOCK=_block(width), **_constants(width, launch, options, options.norm),
+                BLOCK=_block(width), WARPS=launch.warps, PIECE=_piece(launch, width),
+                **_constants(width, launch, options, options.norm),
             )  # fmt: skip
     return out
 
@@ -302,6 +303,11 @@ def _numbers(operands: WriteOperands) -> tuple[float, ...]:
 
 def _block(width: int) -> int:
     return 1 << (width - 1).bit_length()
+
+
+def _piece(launch: Launch, width: int) -> int:
+    """Channels that a warp holds side by side: 16 bytes of a 16-bit type in each of 32 threads."""
+    return min(256, _block(width) // launch.warps)
 
 
 def _constants(width: int, launch: Launch, options: WriteOptions, norm: Any) -> dict[str, Any]:

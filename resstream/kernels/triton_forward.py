@@ -5,6 +5,7 @@ the new stream, its normed form and, if wanted, one 32-byte sector of statistics
 float32.  Rounding points, as in `reference`: the new stream when stored, xhat if CAST_HF, `normed`.
 Row numbers are int64: 65,536 rows of 32,768 channels already pass 2^31 elements.
 
+The statistics are one reduction of a tuple, so that the warps of a row meet at few barriers.
 `INTERP` marks Triton's CPU interpreter, which casts float32 to bfloat16 by truncation and takes
 seconds for a reduction with a combine function of its own; both have a plain form here.
 """
@@ -59,8 +60,67 @@ def merge(uu, xx, zz, xu, yy, bad, top, at, uu2, xx2, zz2, xu2, yy2, bad2, top2,
 
 
 @triton.jit
-def row_statistics(x, y, u, new, channel, INTERP: tl.constexpr):
-    """Sums, extreme and its channel for each row: one exchange between warps, not eight."""
+def pack(low, high):
+    """Two 32-bit values as one of 64."""
+    low = low.to(tl.uint32, bitcast=True).to(tl.int64)
+    return (high.to(tl.uint32, bitcast=True).to(tl.int64) << 32) | low
+
+
+@triton.jit
+def low_half(pair):
+    """First value of `pack`, a float."""
+    return (pair & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def high_half(pair):
+    """Second value of `pack`, a float."""
+    return (pair >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def add_pairs(a, b):
+    """Sums of both halves."""
+    return pack(low_half(a) + low_half(b), high_half(a) + high_half(b))
+
+
+@triton.jit
+def merge_packed(sums, rest, key, sums2, rest2, key2):
+    """As `merge`, on packed values."""
+    return add_pairs(sums, sums2), add_pairs(rest, rest2), tl.maximum(key, key2)
+
+
+@triton.jit
+def merge_warps(uu, xx, zz, xu, yy, bad, top, at):
+    """Put together the statistics of pieces of a row that lie in different warps.
+
+    Triton 3.9 exchanges each operand of a reduction behind a barrier of its own, up to 128 bits of
+    it at once: so eight values travel as three operands.  The key orders by magnitude, then by the
+    lowest channel.
+    """
+    sums = tl.join(pack(uu, xx), pack(zz, xu))
+    rest = pack(yy, bad)
+    key = pack(0x7FFFFFFF - at, top)
+    sums, rest, key = tl.reduce((sums, tl.join(rest, rest), tl.join(key, key)), 1, merge_packed)
+    first, second = tl.split(sums)
+    rest, _ = tl.split(rest)
+    key, _ = tl.split(key)
+    at = 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+    return (
+        low_half(first), high_half(first), low_half(second), high_half(second),
+        low_half(rest), high_half(rest), high_half(key), at,
+    )  # fmt: skip
+
+
+@triton.jit
+def row_statistics(
+    x, y, u, new, channel, PIECE: tl.constexpr, WARPS: tl.constexpr, INTERP: tl.constexpr
+):
+    """Sums, extreme and its channel for each row.
+
+    PIECE is what a warp holds contiguously, so that the first reductions stay inside warps; another
+    value would give the same sums through more exchanges.
+    """
     finite = tl.abs(new) < float("inf")
     size = tl.where(finite, tl.abs(new), float("inf"))
     bad = tl.where(finite, 0.0, 1.0)
@@ -73,21 +133,33 @@ def row_statistics(x, y, u, new, channel, INTERP: tl.constexpr):
         zz = tl.sum(new * new, axis=1)
         xu = tl.sum(x * u, axis=1)
         return uu, xx, zz, xu, tl.sum(y * y, axis=1), tl.sum(bad, axis=1), top, first
-    return tl.reduce((u * u, x * x, new * new, x * u, y * y, bad, size, at), 1, merge)
+    values = (u * u, x * x, new * new, x * u, y * y, bad, size, at)
+    if WARPS == 1:
+        return tl.reduce(values, 1, merge)
+    shape: tl.constexpr = (new.shape[0], new.shape[1] // (WARPS * PIECE), WARPS, PIECE)
+    uu, xx, zz, xu, yy, bad, top, at = values
+    pieces = (
+        tl.reshape(uu, shape), tl.reshape(xx, shape), tl.reshape(zz, shape), tl.reshape(xu, shape),
+        tl.reshape(yy, shape), tl.reshape(bad, shape), tl.reshape(top, shape), tl.reshape(at, shape),
+    )  # fmt: skip
+    # Over a thread's own pieces first: the other order took 29 registers more.
+    uu, xx, zz, xu, yy, bad, top, at = tl.reduce(tl.reduce(pieces, 1, merge), 2, merge)
+    return merge_warps(uu, xx, zz, xu, yy, bad, top, at)
 
 
 @triton.jit
-def store_statistics(pointer, row, n_rows, uu, xx, zz, xu, yy, bad, top, at):
+def store_statistics(pointer, row, n_rows, uu, xx, zz, xu, yy, bad, top, first):
     """One sector of eight floats a row, in the order of `reference.STATISTICS`."""
-    slot = tl.arange(0, 8)[None, :]
-    value = tl.where(slot == 0, tl.sqrt_rn(uu)[:, None], tl.sqrt_rn(xx)[:, None])
-    value = tl.where(slot == 2, tl.sqrt_rn(zz)[:, None], value)
-    value = tl.where(slot == 3, xu[:, None], value)
-    value = tl.where(slot == 4, top[:, None], value)
-    value = tl.where(slot == 5, at.to(tl.float32)[:, None], value)
-    value = tl.where(slot == 6, bad[:, None], value)
-    value = tl.where(slot == 7, tl.sqrt_rn(yy)[:, None], value)
-    tl.store(pointer + row * 8 + slot, value, mask=row < n_rows)
+    below = row < n_rows
+    at = pointer + row * 8
+    tl.store(at, tl.sqrt_rn(uu)[:, None], mask=below)
+    tl.store(at + 1, tl.sqrt_rn(xx)[:, None], mask=below)
+    tl.store(at + 2, tl.sqrt_rn(zz)[:, None], mask=below)
+    tl.store(at + 3, xu[:, None], mask=below)
+    tl.store(at + 4, top[:, None], mask=below)
+    tl.store(at + 5, first.to(tl.float32)[:, None], mask=below)
+    tl.store(at + 6, bad[:, None], mask=below)
+    tl.store(at + 7, tl.sqrt_rn(yy)[:, None], mask=below)
 
 
 @triton.jit
@@ -114,6 +186,8 @@ def write_forward(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    WARPS: tl.constexpr,
+    PIECE: tl.constexpr,
     NORM: tl.constexpr,
     CAST_HF: tl.constexpr,
     INTERP: tl.constexpr,
@@ -135,7 +209,9 @@ def write_forward(
     tl.store(new_ptr + at, new.to(new_ptr.dtype.element_ty), mask=inside)
 
     if stats_ptr is not None:
-        uu, xx, zz, xu, yy, bad, top, first = row_statistics(x, y, u, new, channel, INTERP)
+        uu, xx, zz, xu, yy, bad, top, first = row_statistics(
+            x, y, u, new, channel, PIECE, WARPS, INTERP
+        )
         store_statistics(stats_ptr, row, n_rows, uu, xx, zz, xu, yy, bad, top, first)
         square = zz
     elif NORM == RMS_NORM:
