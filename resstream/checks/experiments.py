@@ -26,6 +26,7 @@ from resstream.sweep.replay import run_variants
 from resstream.sweep.variants import Change, Edit, Variant
 
 _BATCH_TOKENS = 1024
+_GLANCE_SEQUENCES = 4
 _BETTER_THAN_CHANCE = 0.9
 """Share of log(d_vocab) that the loss must stay below to say something."""
 
@@ -106,18 +107,27 @@ class Lab:
 
     def run(self, trials: Sequence[Trial]) -> list[Outcome]:
         """Run trials on the whole text; each starts from the base run at its layer."""
-        effects = np.zeros((len(trials), len(self.corpus.sequences)))
+        outcomes = self._run(trials, self.corpus)
+        self.done += outcomes
+        return outcomes
+
+    def glance(self, trials: Sequence[Trial]) -> list[Outcome]:
+        """Run trials on the first few sequences: enough to see which are not worth more."""
+        return self._run(trials, self.corpus.head(_GLANCE_SEQUENCES))
+
+    def _run(self, trials: Sequence[Trial], corpus: Corpus) -> list[Outcome]:
+        effects = np.zeros((len(trials), len(corpus.sequences)))
         variants = [Variant(trial.label, (trial.edit,)) for trial in trials]
-        for batch in self.corpus.batches(_BATCH_TOKENS):
+        for batch in corpus.batches(_BATCH_TOKENS):
             rows = list(batch.rows)
             with self.model.hooked(self.hooks()):
                 for index, (clean, changed) in enumerate(
                     run_variants(self.model, batch.tokens, variants)
                 ):
                     effects[index, rows] = self._effect(clean, changed, batch.tokens)
-        outcomes = [self._outcome(trial, row) for trial, row in zip(trials, effects, strict=True)]
-        self.done += outcomes
-        return outcomes
+        return [
+            self._outcome(trial, row, corpus) for trial, row in zip(trials, effects, strict=True)
+        ]
 
     def _effect(self, clean: Tensor, changed: Tensor, tokens: Tensor) -> Float[np.ndarray, " row"]:
         if self.informative:
@@ -126,9 +136,11 @@ class Lab:
             effect = token_divergences(clean, changed).double()[:, 1:]
         return effect.sum(-1).cpu().numpy()
 
-    def _outcome(self, trial: Trial, row: Float[np.ndarray, " sequence"]) -> Outcome:
-        counts = np.array([len(sequence) - 1 for sequence in self.corpus.sequences])
-        sums, tokens = by_document(row, counts, np.array(self.corpus.documents))
+    def _outcome(
+        self, trial: Trial, row: Float[np.ndarray, " sequence"], corpus: Corpus
+    ) -> Outcome:
+        counts = np.array([len(sequence) - 1 for sequence in corpus.sequences])
+        sums, tokens = by_document(row, counts, np.array(corpus.documents))
         experiment = Experiment(
             layer=trial.write.layer,
             write=trial.write.name,

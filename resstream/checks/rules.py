@@ -151,17 +151,26 @@ def _size_evidence(readings: Readings, index: int, threshold: float) -> tuple[Ev
 def decide_pollution(
     suspects: Sequence[Suspect], readings: Readings, lab: Lab
 ) -> list[tuple[Suspect, Decision]]:
-    """Try every suspect of RS201, RS202 and RS203, corrected for the number of tests (Holm)."""
+    """Try every suspect of RS201, RS202 and RS203, corrected for the number of tests (Holm).
+
+    A first glance at a few sequences clears those whose repair does harm and chooses the better of
+    two repairs; what is left is tried on the whole text.
+    """
     trials = [trial for suspect in suspects for trial in suspect.trials]
-    outcomes = dict(zip(trials, lab.run(trials), strict=True)) if trials else {}
-    best = [min((outcomes[t] for t in s.trials), key=lambda o: o.effect) for s in suspects]
+    glances = iter(lab.glance(trials) if trials else ())
+    best = [min((next(glances) for _ in s.trials), key=lambda o: o.effect) for s in suspects]
+    left = [
+        (suspect, seen.trial)
+        for suspect, seen in zip(suspects, best, strict=True)
+        if not lab.informative or not seen.effect > _UNDECIDED_NATS
+    ]
+    outcomes = lab.run([trial for _, trial in left]) if left else []
     # The estimates looked at every write, so that many tests were made, not only those that ran.
     p_values = np.ones(max(len(readings.writes), len(suspects)))
-    p_values[: len(best)] = [outcome.p_better for outcome in best]
-    adjusted = holm(p_values)
+    p_values[: len(outcomes)] = [outcome.p_better for outcome in outcomes]
     return [
         (suspect, _decide_one(suspect, outcome, float(p), readings, lab))
-        for suspect, outcome, p in zip(suspects, best, adjusted, strict=False)
+        for (suspect, _), outcome, p in zip(left, outcomes, holm(p_values), strict=False)
     ]
 
 

@@ -271,8 +271,8 @@ def _rope_base(target: _Target) -> str:
     before = rope["rope_theta"]
     rope["rope_theta"] = target.amount
     for part in found:
-        fresh: Any = type(part)(config=config, device=target.model.device)
-        part.inv_freq = fresh.inv_freq
+        fresh: Any = type(part)(config)
+        part.inv_freq = fresh.inv_freq.to(target.model.device)
     return f"rotary base {before:g} -> {target.amount:g} (all layers)"
 
 

@@ -1,0 +1,208 @@
+"""Ablation: the fast path equals plain hooks, and the numbers mean what they say."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resstream.analysis.ablation import AblationResult, ablate, choose_targets, measure_ablations
+from resstream.analysis.attribution import estimate_ablations
+from resstream.analysis.intervals import bootstrap_interval, by_document, holm, p_below_zero
+from resstream.analysis.losses import token_divergences, token_losses
+from resstream.errors import ConfigError, TextError, UnknownSiteError, UnsupportedModelError
+from resstream.stream.model import StreamModel
+from resstream.stream.texts import read_corpus
+from resstream.sweep.reference import run_by_hooks
+from resstream.sweep.variants import Edit, Variant, resample, zero
+
+
+@pytest.fixture
+def model(tiny_llama: Any) -> StreamModel:
+    """A model whose loss depends on its writes: the head is made sharp."""
+    module = tiny_llama(num_hidden_layers=4)
+    with torch.no_grad():
+        module.lm_head.weight.mul_(20)
+    return StreamModel(module, name="tiny")
+
+
+IDS = torch.randint(0, 256, (6, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("level", ["sublayer", "block"])
+def test_it_equals_plain_hooks(model: StreamModel, kind: Any, level: Any) -> None:
+    result = ablate(model, IDS, kind=kind, level=level)
+    base = token_losses(model.forward(IDS).detach(), IDS)
+    assert result.base_loss == pytest.approx(base.mean().item(), abs=1e-5)
+    targets = choose_targets(model, level=level)
+    assert len(result.effects) == len(targets) == (8 if level == "sublayer" else 4)
+    for target, effect in zip(targets, result.effects, strict=True):
+        changes = {write.site: _change(model, write.site, kind) for write in target.writes}
+        variant = Variant("x", tuple(Edit(site, change) for site, change in changes.items()))
+        expected = token_losses(run_by_hooks(model, IDS, variant), IDS) - base
+        assert effect.effect == pytest.approx(expected.mean().item(), abs=1e-4)
+        assert effect.n_tokens == 66
+        assert effect.ci[0] <= effect.effect <= effect.ci[1]
+
+
+def _change(model: StreamModel, site: str, kind: str) -> Any:
+    """The change written out from its definition, apart from the code under test."""
+    if kind == "zero":
+        return zero
+    if kind == "resample":
+        return resample(torch.arange(6).roll(1))
+    kept: list[torch.Tensor] = []
+    with torch.no_grad():
+        model.run(IDS, {site: lambda value: kept.append(value.clone())})
+    first, rest = kept[0][:, 0].mean(0), kept[0][:, 1:].mean((0, 1))
+
+    def mean(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        out = rest.expand_as(value).clone()
+        out[:, 0] = first
+        return out
+
+    return mean
+
+
+def test_groups_are_ablated_together(model: StreamModel) -> None:
+    result = ablate(model, IDS, groups=[[1, 2], [0]])
+    assert [effect.layers for effect in result.effects] == [(1, 2), (0,)]
+    assert [effect.write for effect in result.effects] == ["block", "block"]
+    sites = [write.site for write in model.spec.writes if write.layer in (1, 2)]
+    variant = Variant("x", tuple(Edit(site, zero) for site in sites))
+    expected = token_losses(run_by_hooks(model, IDS, variant), IDS).mean() - result.base_loss
+    assert result.effects[0].effect == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_a_write_that_is_zero_has_no_effect(model: StreamModel) -> None:
+    with torch.no_grad():
+        model.module.get_parameter("model.layers.2.mlp.down_proj.weight").zero_()
+    result = ablate(model, IDS, sites=["blocks.2.mlp_out"])
+    assert [effect.effect for effect in result.effects] == [0.0]
+    assert result.effects[0].ci == (0.0, 0.0)
+
+
+def test_sites_choose_writes(model: StreamModel) -> None:
+    result = ablate(model, IDS, sites=["blocks.*.mlp_out", "blocks.1.attn_out"])
+    assert [(e.layer, e.write) for e in result.effects] == [
+        (0, "mlp"), (1, "attn"), (1, "mlp"), (2, "mlp"), (3, "mlp"),
+    ]  # fmt: skip
+
+
+def test_json_has_the_keys_of_the_contract(model: StreamModel) -> None:
+    result = ablate(model, IDS, sites=["blocks.0.mlp_out"])
+    plain = result.to_dict()
+    assert plain["schema"] == "resstream.ablate/1"
+    assert {"base_loss", "effects", "provenance"} <= set(plain)
+    assert {"layer", "write", "kind", "effect", "ci", "n_tokens"} <= set(plain["effects"][0])
+    assert AblationResult.from_json(result.to_json()) == result
+
+
+def test_progress_ends_at_its_total(model: StreamModel) -> None:
+    seen: list[tuple[int, int]] = []
+    ablate(model, IDS, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(i, 8) for i in range(1, 9)]
+
+
+def test_bad_requests(model: StreamModel) -> None:
+    with pytest.raises(ConfigError, match="level must be sublayer or block"):
+        ablate(model, IDS, level="neuron")  # pyright: ignore
+    with pytest.raises(ConfigError, match="kind must be zero, mean or resample"):
+        ablate(model, IDS, kind="median")  # pyright: ignore
+    with pytest.raises(ConfigError, match=r"layer must be in 0..3, got 4"):
+        ablate(model, IDS, groups=[[1, 4]])
+    with pytest.raises(UnknownSiteError, match="did you mean 'blocks.0.hook_mlp_out'"):
+        ablate(model, IDS, sites=["blocks.0.mpl_out"])
+    with pytest.raises(TextError, match="resample needs at least 2 sequences"):
+        ablate(model, IDS[:1], kind="resample")
+
+
+def test_encoders_are_refused() -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertForMaskedLM(BertConfig(vocab_size=30, intermediate_size=16, **sizes))
+    with pytest.raises(UnsupportedModelError, match="needs a causal language model .* is not causal"):
+        ablate(StreamModel(bert, name="bert"), IDS % 30)
+
+
+def test_the_estimate_is_first_order(model: StreamModel) -> None:
+    """Scaling a write by 1 - e changes the loss by e times the estimate, with an error of order e^2."""
+    model.module.double()
+    corpus = read_corpus(model, IDS)
+    estimates = estimate_ablations(model, corpus).sum(1) / corpus.n_predicted
+    base = token_losses(model.forward(IDS).detach(), IDS)
+    for index in (1, 4):
+        site = model.spec.writes[index].site
+        errors = []
+        for step in (1e-2, 5e-3):
+            with torch.no_grad():
+                logits = model.run(IDS, {site: lambda value, e=step: value * (1 - e)})
+            change = (token_losses(logits, IDS) - base).double().mean().item()
+            errors.append(abs(change - step * estimates[index]))
+        assert errors[1] < 0.4 * errors[0] + 1e-7
+
+
+def test_estimates_leave_no_gradients_behind(model: StreamModel) -> None:
+    estimate_ablations(model, read_corpus(model, IDS))
+    assert all(parameter.grad is None for parameter in model.module.parameters())
+
+
+def test_measured_sums_add_up(model: StreamModel) -> None:
+    corpus = read_corpus(model, IDS)
+    measured = measure_ablations(model, corpus, choose_targets(model), kind="zero")
+    assert measured.effects.shape == (8, 6)
+    assert measured.counts.tolist() == [11] * 6
+
+
+def test_divergences_are_positive_and_zero_for_equals() -> None:
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    other = logits + 0.3 * torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(1))
+    assert token_divergences(logits, logits).abs().max() < 1e-6
+    p, q = logits.softmax(-1), other.softmax(-1)
+    torch.testing.assert_close(
+        token_divergences(logits, other), (p * (p / q).log()).sum(-1), rtol=1e-4, atol=1e-6
+    )
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_holm(values: list[float]) -> None:
+    p = np.array(values)
+    adjusted = holm(p)
+    assert (adjusted >= p).all()
+    assert (adjusted <= 1).all()
+    assert adjusted[np.argmin(p)] == pytest.approx(min(1.0, p.min() * len(p)))
+    order = np.argsort(p)
+    assert (np.diff(adjusted[order]) >= 0).all()
+
+
+def test_holm_against_a_worked_example() -> None:
+    np.testing.assert_allclose(holm(np.array([0.01, 0.04, 0.03, 0.005])), [0.03, 0.06, 0.06, 0.02])
+
+
+def test_intervals_cover_the_mean() -> None:
+    generator = np.random.default_rng(0)
+    hits = 0
+    for seed in range(60):
+        sums = generator.normal(0.3, 1.0, 30) * 10
+        low, high = bootstrap_interval(sums, np.full(30, 10.0), seed=seed)
+        hits += low <= 0.3 <= high
+    assert 50 <= hits <= 60
+
+
+def test_intervals_of_too_little() -> None:
+    assert np.isnan(bootstrap_interval(np.array([1.0]), np.array([2.0]))).all()
+    assert bootstrap_interval(np.array([2.0, 4.0]), np.array([1.0, 2.0])) == (2.0, 2.0)
+    assert np.isnan(bootstrap_interval(np.array([np.nan, 1.0]), np.ones(2))).all()
+    assert p_below_zero(np.array([-1.0])) == 1.0
+    assert p_below_zero(np.array([-1.0, -1.1, -0.9, -1.0])) < 0.001
+
+
+def test_documents_are_added_up() -> None:
+    sums, counts = by_document(np.array([1.0, 2.0, 4.0]), np.array([3, 3, 5]), np.array([7, 7, 9]))
+    assert sums.tolist() == [3.0, 4.0]
+    assert counts.tolist() == [6.0, 5.0]
