@@ -3,7 +3,8 @@
 The effect of an ablation is the cross-entropy with the write changed less that of the clean run, in
 nats per predicted token, on the same tokens: positive means that the write was useful.
 
-* ``zero``: nothing is written.  Off the distribution; also removes what the write adds as a constant.
+* ``zero``: nothing is written.  Off the distribution; also removes what the write adds as a
+constant.
 * ``mean``: the write's mean over the reference set, first positions apart from the rest.
 * ``resample``: the write of another sequence of the same batch, position by position.
 
@@ -22,7 +23,7 @@ from resstream.analysis.intervals import bootstrap_interval, by_document
 from resstream.analysis.losses import token_losses
 from resstream.errors import ConfigError, TextError
 from resstream.stream.model import StreamModel
-from resstream.stream.provenance import Provenance, provenance_of
+from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
 from resstream.stream.sites import match_sites
 from resstream.stream.spec import WriteSpec
@@ -129,7 +130,7 @@ class Target:
         return self.writes[0].name if len(self.writes) == 1 else "block"
 
 
-def ablate(
+def ablate(  # noqa: PLR0913  (all but the first two are options)
     model: StreamModel,
     texts: Texts | Corpus = None,
     *,
@@ -259,8 +260,8 @@ def _changes(
         case "resample":
             if n_rows < 2:
                 raise TextError(
-                    "resample needs at least 2 sequences of one length in a batch, got 1; pass more "
-                    "text, or shorter sequences"
+                    "resample needs at least 2 sequences of one length in a batch, got 1; pass "
+                    "more text, or shorter sequences"
                 )
             order = torch.arange(n_rows).roll(1 + seed % (n_rows - 1))
             return lambda write: resample(order)

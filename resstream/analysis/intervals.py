@@ -1,4 +1,4 @@
-"""How sure a mean over texts is: bootstrap intervals over documents, and corrections for many tests.
+"""How sure a mean over texts is: intervals over documents, and corrections for many tests.
 
 The unit is the document (a sequence where there are few documents), because tokens of one text are
 not independent.  Effects are paired: the same tokens with and without the change.
@@ -82,6 +82,8 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     return adjusted
 
 
-def excludes_zero(low: Float[np.ndarray, "..."], high: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
+def excludes_zero(
+    low: Float[np.ndarray, "..."], high: Float[np.ndarray, "..."]
+) -> Bool[np.ndarray, "..."]:
     """True where an interval lies on one side of zero."""
     return (low > 0) | (high < 0)

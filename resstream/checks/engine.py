@@ -16,7 +16,14 @@ from resstream.analysis.attribution import estimate_ablations
 from resstream.checks import rules
 from resstream.checks.experiments import Lab, Outcome
 from resstream.checks.readings import Readings, read
-from resstream.checks.report import SEVERITIES, CheckReport, Evidence, Finding, Verdict, WriteReading
+from resstream.checks.report import (
+    SEVERITIES,
+    CheckReport,
+    Evidence,
+    Finding,
+    Verdict,
+    WriteReading,
+)
 from resstream.errors import ConfigError, UnsupportedModelError
 from resstream.recording.recorder import record
 from resstream.recording.result import Culprit, Recording
@@ -62,16 +69,15 @@ def check(
     active = _active_codes(select, ignore)
     if model.spec.d_vocab is None:
         raise UnsupportedModelError(
-            f"check needs a model with logits over tokens; {model.name} ({model.spec.family}) has none"
+            f"check needs a model with logits over tokens; {model.name} ({model.spec.family}) "
+            "has none"
         )
     corpus = read_corpus(model, texts, seed=seed)
     case = _Case(model, corpus, Lab(model, corpus, seed), active, progress or (lambda *_: None))
     return case.solve()
 
 
-def _active_codes(
-    select: Collection[str] | None, ignore: Collection[str] | None
-) -> frozenset[str]:
+def _active_codes(select: Collection[str] | None, ignore: Collection[str] | None) -> frozenset[str]:
     for code in [*(select or ()), *(ignore or ())]:
         if code not in CODES:
             raise ConfigError(f"unknown rule {code!r}; there are {', '.join(CODES)}")
@@ -158,18 +164,27 @@ class _Case:
         if enough or "RS000" not in self.active:
             return []
         statement = (
-            f"the text is too short for verdicts: {have} predicted tokens in {sequences} independent "
-            f"sequences; at least {_MIN_TOKENS} in {_MIN_SEQUENCES} are needed"
+            f"the text is too short for verdicts: {have} predicted tokens in {sequences} "
+            f"independent sequences; at least {_MIN_TOKENS} in {_MIN_SEQUENCES} are needed"
         )
-        return [
-            Finding(
-                code="RS000", status="abstained", severity="info", layer=None, write=None, site=None,
-                statement=statement, evidence=(), remedy="give more text (--text, --sequences)",
-            )
-        ]  # fmt: skip
+        finding = Finding(
+            code="RS000",
+            status="abstained",
+            severity="info",
+            layer=None,
+            write=None,
+            site=None,
+            statement=statement,
+            evidence=(),
+            remedy="give more text (--text, --sequences)",
+        )
+        return [finding]
 
     def _report(
-        self, findings: Sequence[Finding], readings: Readings, estimates: Float[np.ndarray, " write"]
+        self,
+        findings: Sequence[Finding],
+        readings: Readings,
+        estimates: Float[np.ndarray, " write"],
     ) -> CheckReport:
         order = {"confirmed": 0, "suspect": 1, "abstained": 2}
         ranked = sorted(
@@ -190,7 +205,7 @@ class _Case:
 
 
 def _gain(outcome: Outcome) -> float:
-    """The more negative, the better the repair: loss gained, or divergence from the faulty output."""
+    """The more negative, the better the repair: loss gained, or distance from the faulty output."""
     return outcome.effect if outcome.experiment.measure == "loss" else -outcome.effect
 
 
@@ -229,20 +244,20 @@ def _non_finite(culprit: Culprit) -> Finding:
         site=culprit.site,
         statement=(
             f"{culprit.site} is the first value that is not finite: {culprit.value} in sequence "
-            f"{culprit.sequence}, token {culprit.token}, channel {culprit.channel}; everything that "
-            "reads the stream after it is lost"
+            f"{culprit.sequence}, token {culprit.token}, channel {culprit.channel}; everything "
+            "that reads the stream after it is lost"
         ),
         evidence=(
-            Evidence(name="first value that is not finite", value=culprit.value, threshold=None, ci=None),
+            Evidence(
+                name="first value that is not finite", value=culprit.value, threshold=None, ci=None
+            ),
         ),
-        remedy="look for NaN or infinity in this layer's weights and restore them; in training, keep "
-        "the stream in float32 and clip gradients",
+        remedy="look for NaN or infinity in this layer's weights and restore them; in training, "
+        "keep the stream in float32 and clip gradients",
     )
 
 
-def _rows(
-    readings: Readings, estimates: Float[np.ndarray, " write"]
-) -> tuple[WriteReading, ...]:
+def _rows(readings: Readings, estimates: Float[np.ndarray, " write"]) -> tuple[WriteReading, ...]:
     return tuple(
         WriteReading(
             layer=write.layer,

@@ -1,9 +1,9 @@
 """Causal tests: change one write, run the same tokens, and see what it does to the output.
 
-Where the loss says something (the model predicts better than chance) the effect is the change of the
-cross-entropy.  Where it says nothing (an untrained model, random tokens) it is the divergence of the
-next-token distribution.  Edits that stand (culprits already found and repaired) stay in force, so
-that a victim of theirs is seen as it would be without them.
+Where the loss says something (the model predicts better than chance) the effect is the change of
+the cross-entropy.  Where it says nothing (an untrained model, random tokens) it is the divergence
+of the next-token distribution.  Edits that stand (culprits already found and repaired) stay in
+force, so that a victim of theirs is seen as it would be without them.
 """
 
 import math

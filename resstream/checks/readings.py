@@ -1,7 +1,7 @@
 """Passive numbers of every write, and how unusual they are among the model's own neighbours.
 
-Nothing is judged against a constant alone: a write is compared with the writes of its kind up to three
-blocks away, itself left out, in robust standard deviations (median and MAD, with a floor).
+Nothing is judged against a constant alone: a write is compared with the writes of its kind up to
+three blocks away, itself left out, in robust standard deviations (median and MAD, with a floor).
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def read(recording: Recording, writes: tuple[WriteSpec, ...]) -> Readings:
 
 
 def neighbours_of(writes: tuple[WriteSpec, ...], index: int) -> list[int]:
-    """Writes of the same kind up to three blocks away; all others where there are fewer than two."""
+    """Writes of the same kind up to three blocks away; all others if these are fewer than two."""
     own = writes[index]
     near = [
         row

@@ -100,7 +100,7 @@ class CheckReport(Result):
     experiments: tuple[Experiment, ...]
 
     def confirmed(self, at_least: Severity = "warning") -> tuple[Finding, ...]:
-        """Confirmed findings of this severity or worse: what makes `resstream check` exit with 1."""
+        """Confirmed findings of this severity or worse: they make `resstream check` exit with 1."""
         worst = SEVERITIES[: SEVERITIES.index(at_least) + 1]
         return tuple(f for f in self.findings if f.status == "confirmed" and f.severity in worst)
 

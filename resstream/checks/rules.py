@@ -69,9 +69,7 @@ def suspects_of_size(readings: Readings) -> list[Suspect]:
 
 def suspects_of_channel(readings: Readings) -> list[Suspect]:
     """RS202: a write that goes into one channel, unlike its neighbours'."""
-    found = np.flatnonzero(
-        (readings.share_z > UNUSUAL_Z) & (readings.channel_share > LARGE_SHARE)
-    )
+    found = np.flatnonzero((readings.share_z > UNUSUAL_Z) & (readings.channel_share > LARGE_SHARE))
     suspects: list[Suspect] = []
     for i in map(int, found):
         channel = int(readings.channel[i])
@@ -88,9 +86,7 @@ def suspects_of_channel(readings: Readings) -> list[Suspect]:
     return suspects
 
 
-def suspects_of_harm(
-    readings: Readings, estimates: Float[np.ndarray, " write"]
-) -> list[Suspect]:
+def suspects_of_harm(readings: Readings, estimates: Float[np.ndarray, " write"]) -> list[Suspect]:
     """RS203: the writes that the model seems to be better off without, by first-order estimate."""
     order = [int(i) for i in np.argsort(estimates) if np.isfinite(estimates[i])][:_CANDIDATES]
     return [
@@ -104,10 +100,12 @@ def suspects_of_harm(
             evidence=(
                 Evidence(
                     name="first-order estimate of its zero ablation, nats per token",
-                    value=float(estimates[i]), threshold=None, ci=None,
+                    value=float(estimates[i]),
+                    threshold=None,
+                    ci=None,
                 ),
             ),
-        )  # fmt: skip
+        )
         for i in order
     ]
 
@@ -191,7 +189,7 @@ def _decide_one(
 def _decide_by_divergence(
     suspect: Suspect, outcome: Outcome, readings: Readings, lab: Lab
 ) -> Decision:
-    """Without a loss: bringing it down to size changes the output far more than its neighbours do."""
+    """Without a loss: bringing it down to size changes the output far more than neighbours do."""
     if suspect.code == "RS203":
         return Decision(finding=None)
     usual = _usual_divergence(suspect.index, readings, lab)
@@ -216,7 +214,7 @@ def _usual_divergence(index: int, readings: Readings, lab: Lab) -> float:
 
 
 def decide_collapse(suspects: Sequence[Suspect], readings: Readings, lab: Lab) -> list[Finding]:
-    """Try every suspect of RS101 and RS102: taking away what is hardly there must change nothing."""
+    """Try the suspects of RS101 and RS102: taking away what is hardly there must change nothing."""
     outcomes = lab.run([suspect.trials[0] for suspect in suspects]) if suspects else []
     findings: list[Finding] = []
     for suspect, outcome in zip(suspects, outcomes, strict=True):
@@ -289,9 +287,15 @@ def _statement(suspect: Suspect, outcome: Outcome, readings: Readings) -> str:
         case "RS101":
             return f"{write.label} is collapsed: it writes exactly nothing"
         case "RS102":
-            return f"{write.label} is collapsed: its write is {ratio:.2g} of its neighbours' size and changes nothing"
+            return (
+                f"{write.label} is collapsed: its write is {ratio:.2g} of its neighbours' size and "
+                "changes nothing"
+            )
         case "RS201":
-            return f"{write.label} pollutes the stream: its write is {ratio:.3g} times its neighbours' size; {gain}"
+            return (
+                f"{write.label} pollutes the stream: its write is {ratio:.3g} times its "
+                f"neighbours' size; {gain}"
+            )
         case "RS202":
             return f"{write.label} pollutes one channel of the stream; {gain}"
         case _:

@@ -74,7 +74,7 @@ def _call(part: PartTrace, value: Tensor, weights: dict[str, Tensor] | None) -> 
 def find_reader(
     writer: Writer, stream: Tensor, norms: Sequence[PartTrace], trace: BlockTrace
 ) -> PartTrace | None:
-    """The norm through which a write reads `stream`: its output feeds the writer, or it is nearest."""
+    """The norm through which a write reads `stream`: it feeds the writer, or is the nearest."""
     reading = [
         norm
         for norm in norms
@@ -114,14 +114,17 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return float(error) < (1e-4 if one.dtype in (torch.float32, torch.float64) else 2e-2)
 
 
-def find_branch(
-    writer: Writer, norms: Sequence[PartTrace], trace: BlockTrace
-) -> PartTrace | None:
+def find_branch(writer: Writer, norms: Sequence[PartTrace], trace: BlockTrace) -> PartTrace | None:
     """The part that gives the raw branch, where the writer is a norm or a scale behind it."""
     part = writer.part
     source = part.first_input
     has_matrix = any(value.ndim >= 2 for value in part.module.parameters())
-    if source is None or source.shape != part.output.shape or has_matrix or writer.minus is not None:
+    if (
+        source is None
+        or source.shape != part.output.shape
+        or has_matrix
+        or writer.minus is not None
+    ):
         return None
     if part not in norms and torch.equal(source, part.output):
         return None
@@ -187,7 +190,9 @@ def name_writers(writers: Sequence[Writer]) -> tuple[WriteName, ...] | None:
 def _name_of(part: PartTrace) -> WriteName | None:
     for text in (part.path, type(part.module).__name__):
         kinds: list[tuple[re.Pattern[str], WriteName]] = [
-            (_ATTENTION, "attn"), (_MLP, "mlp"), (_MIXER, "mixer"),
+            (_ATTENTION, "attn"),
+            (_MLP, "mlp"),
+            (_MIXER, "mixer"),
         ]
         for pattern, name in kinds:
             if pattern.search(text):

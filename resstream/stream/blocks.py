@@ -40,6 +40,27 @@ def _twin(layer: int, block: nn.Module, call: BlockCall) -> _Twin:
     return _Twin(block, call, weights, trace, anatomy.find_norms(trace, weights))
 
 
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What was proved about one block, from which its description follows."""
+
+    layer: int
+    path: str
+    twin: _Twin
+    found: Writers
+    residue: float
+    parallel: bool
+
+    def stream_before(self, index: int) -> Tensor:
+        """The stream that write `index` reads, in the twin's run."""
+        if index and self.found.norms:
+            return self.found.norms[index - 1].output
+        stream = self.twin.trace.stream.double()
+        for writer in () if self.parallel else self.found.writers[:index]:
+            stream = stream + writer.write
+        return stream
+
+
 def describe_block(layer: int, path: str, block: nn.Module, call: BlockCall) -> BlockSpec:
     """Find the writers of `block` and everything around them.
 
@@ -54,22 +75,34 @@ def describe_block(layer: int, path: str, block: nn.Module, call: BlockCall) -> 
     names = anatomy.name_writers(found.writers) if found else None
     if found is None or names is None:
         reason = "two of its writes are of one kind" if found else _opaque_reason(nearest)
-        write = WriteSpec(layer=layer, name="block", module=path, scale=1.0, residue=0.0)
-        return BlockSpec(
-            layer=layer, module=path, placement="unknown", parallel=False, writes=(write,),
-            opaque=True, reason=reason,
-        )  # fmt: skip
-    parallel = _is_parallel(twin, found)
+        return _opaque_block(layer, path, reason)
     residue = _own_residue(block, call, found)
-    writes = tuple(
-        _describe_write(layer, path, name, index, twin, found, residue, parallel=parallel)
-        for index, name in enumerate(names)
-    )
+    proof = _Proof(layer, path, twin, found, residue, _is_parallel(twin, found))
+    writes = tuple(_describe_write(proof, index, name) for index, name in enumerate(names))
     return BlockSpec(
-        layer=layer, module=path, placement=_placement(twin, found, writes), parallel=parallel,
-        writes=writes, opaque=False, reason=None,
+        layer=layer,
+        module=path,
+        placement=_placement(twin, found, writes),
+        parallel=proof.parallel,
+        writes=writes,
+        opaque=False,
+        reason=None,
         stream_norms=tuple(f"{path}.{norm.path}" for norm in found.norms),
-    )  # fmt: skip
+    )
+
+
+def _opaque_block(layer: int, path: str, reason: str) -> BlockSpec:
+    """A block that is one write, ``block(x) - x``."""
+    write = WriteSpec(layer=layer, name="block", module=path, scale=1.0, residue=0.0)
+    return BlockSpec(
+        layer=layer,
+        module=path,
+        placement="unknown",
+        parallel=False,
+        writes=(write,),
+        opaque=True,
+        reason=reason,
+    )
 
 
 def _opaque_reason(nearest: Writers | None) -> str:
@@ -109,30 +142,20 @@ def _is_parallel(twin: _Twin, found: Writers) -> bool:
     return moved < tolerance(twin.trace.stream.dtype)
 
 
-def _describe_write(
-    layer: int,
-    path: str,
-    name: WriteName,
-    index: int,
-    twin: _Twin,
-    found: Writers,
-    residue: float,
-    *,
-    parallel: bool,
-) -> WriteSpec:
+def _describe_write(proof: _Proof, index: int, name: WriteName) -> WriteSpec:
+    twin, found, path = proof.twin, proof.found, proof.path
     writer = found.writers[index]
-    before = twin.trace.stream if parallel else _stream_before(twin, found, index)
     branch = anatomy.find_branch(writer, twin.norms, twin.trace)
-    reader = anatomy.find_reader(writer, before, twin.norms, twin.trace)
+    reader = anatomy.find_reader(writer, proof.stream_before(index), twin.norms, twin.trace)
     after = found.writers[index - 1].part.order if index else -1
     candidates = anatomy.product_candidates(writer, branch, after, twin.trace)
     matrix = _output_matrix(candidates, branch or writer.part, twin)
     return WriteSpec(
-        layer=layer,
+        layer=proof.layer,
         name=name,
         module=f"{path}.{writer.part.path}",
         scale=writer.scale,
-        residue=residue,
+        residue=proof.residue,
         skip_scale=writer.skip_scale,
         minus=writer.minus,
         branch=f"{path}.{branch.path}" if branch else None,
@@ -142,15 +165,6 @@ def _describe_write(
         flat=writer.part.flat,
         changed_later=not torch.equal(writer.part.kept, writer.part.output),
     )
-
-
-def _stream_before(twin: _Twin, found: Writers, index: int) -> Tensor:
-    if index and found.norms:
-        return found.norms[index - 1].output
-    stream = twin.trace.stream.double()
-    for writer in found.writers[:index]:
-        stream = stream + writer.write
-    return stream
 
 
 def _output_matrix(

@@ -59,7 +59,7 @@ class Caller:
         return tensor
 
     def like(self, stream: Tensor) -> Tensor:
-        """Inputs for as many sequences and positions as `stream` has; their values do not matter."""
+        """Inputs for as many sequences and positions as `stream` has; their values don't matter."""
         if self.reads_tokens:
             return torch.zeros(stream.shape[:2], dtype=torch.long, device=stream.device)
         one = self.example[:1].to(stream.device)

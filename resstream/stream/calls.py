@@ -69,4 +69,6 @@ def replace_first(output: Any, tensor: Tensor) -> Any:
 
 def same_tensor(one: Tensor, other: Tensor) -> bool:
     """Equal shape and equal values, NaN counting as equal to NaN."""
-    return one.shape == other.shape and bool(torch.all((one == other) | (one.isnan() & other.isnan())))
+    return one.shape == other.shape and bool(
+        torch.all((one == other) | (one.isnan() & other.isnan()))
+    )

@@ -124,11 +124,13 @@ def _block_list(
     if best is None:
         hint = (
             f"; the modules of {broken[0]!r} do not hand on one stream [batch, pos, width] "
-            "(several streams, or widths that change)" if broken else ""
+            "(several streams, or widths that change)"
+            if broken
+            else ""
         )
         raise DiscoveryError(
-            f"no residual stream found in {type(module).__name__}: resstream needs its blocks in one "
-            f"ModuleList or Sequential, each called once{hint}"
+            f"no residual stream found in {type(module).__name__}: resstream needs its blocks in "
+            f"one ModuleList or Sequential, each called once{hint}"
         )
     return best[1], best[2]
 
@@ -164,8 +166,8 @@ def _replay_error(
     size = float(output[output.isfinite()].abs().max()) if bool(output.isfinite().any()) else 1.0
     if not error <= tolerance(output.dtype) * max(size, 1e-30):
         raise DiscoveryError(
-            f"replaying {type(blocks[0]).__name__} block by block differs from the model by {error:.2g} "
-            f"(outputs reach {size:.2g}): its blocks share state that resstream can't see"
+            f"replaying {type(blocks[0]).__name__} block by block differs from the model by "
+            f"{error:.2g} (outputs reach {size:.2g}): its blocks share state that can't be seen"
         )
     return error
 
@@ -178,7 +180,7 @@ def _embedding(module: nn.Module) -> str | None:
 def _readout(
     module: nn.Module, seen: dict[str, list[_Seen]], last_block: str, last: Tensor, output: Tensor
 ) -> ReadoutSpec:
-    """The norm that reads the last stream, and the last leaf behind the blocks that gives logits."""
+    """The norm that reads the last stream, and the last leaf behind it that gives logits."""
     order = list(seen)
     norm = head = None
     for path in order[order.index(last_block) + 1 :]:

@@ -30,7 +30,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The place of a fault: a model, a layer, one of its writes, how much, and a source of chance."""
+    """The place of a fault: a model, a layer, one of its writes, how much, and a generator."""
 
     model: StreamModel
     layer: int
@@ -46,7 +46,9 @@ class _Target:
         found = [item for item in writes if item.name == self.write]
         if not found and (self.write is not None or len(writes) > 1):
             names = ", ".join(item.name for item in writes)
-            raise ConfigError(f"write must be one of {names} in layer {self.layer}, got {self.write}")
+            raise ConfigError(
+                f"write must be one of {names} in layer {self.layer}, got {self.write}"
+            )
         return found[0] if found else writes[0]
 
     @property
@@ -83,7 +85,7 @@ class _Target:
 
 
 @torch.no_grad()
-def inject(
+def inject(  # noqa: PLR0913  (all but the first two are options)
     model: StreamModel,
     fault: str,
     *,
@@ -143,10 +145,12 @@ def _gain_scale(target: _Target) -> str:
 
 
 def _gain_offset(norm: nn.Module, gain: Tensor) -> float:
-    """1 for norms that multiply by ``1 + weight`` (Gemma), else 0: what a zero weight lets through."""
+    """1 for norms that multiply by ``1 + weight`` (Gemma), else 0: what a zero weight passes."""
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn((1, 1, gain.shape[-1]), generator=generator).to(gain)
-    without = torch.func.functional_call(norm, {"weight": torch.zeros_like(gain)}, (probe,), strict=False)
+    without = torch.func.functional_call(
+        norm, {"weight": torch.zeros_like(gain)}, (probe,), strict=False
+    )
     bias = getattr(norm, "bias", None)
     passed = without - bias if isinstance(bias, Tensor) else without
     return 1.0 if bool(passed.abs().max() > 0.1) else 0.0
@@ -218,7 +222,9 @@ def _n_heads(target: _Target) -> int:
 
 def _uniform_attention(target: _Target) -> str:
     root = target.spec.branch or target.spec.module
-    part = target.model.module.get_submodule(root.rpartition(".")[0] if root.endswith("_proj") else root)
+    part = target.model.module.get_submodule(
+        root.rpartition(".")[0] if root.endswith("_proj") else root
+    )
     for name, module in part.named_modules():
         if name.rpartition(".")[2] in ("q_proj", "query", "q", "q_lin", "W_Q"):
             for value in module.parameters():

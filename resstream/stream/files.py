@@ -24,7 +24,7 @@ def write_file(path: str | Path) -> Iterator[Path]:
         if goal.is_dir():
             raise IsADirectoryError(f"{goal} is a directory")
         yield part
-        os.replace(part, goal)
+        part.replace(goal)
     except OSError as err:
         raise OutputError(f"cannot write {goal}: {err.strerror or err}") from err
     finally:
@@ -51,7 +51,7 @@ def write_directory(path: str | Path) -> Iterator[Path]:
             target = goal / item.name
             if target.is_dir():
                 shutil.rmtree(target)
-            os.replace(item, target)
+            item.replace(target)
     except OSError as err:
         raise OutputError(f"cannot write {goal}: {err.strerror or err}") from err
     finally:

@@ -66,7 +66,7 @@ class Attacher:
         before: Callable[[Any, Any, Tensor], Tensor] | None = None,
         after: Callable[[Any, Any, Tensor], Tensor] | None = None,
     ) -> RemovableHandle:
-        """Hook the first output tensor; `before` and `after` map it to the site's value and back."""
+        """Hook the first output; `before` and `after` map it to the site's value and back."""
 
         def run(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             del module

@@ -1,7 +1,8 @@
 """Which parts of a model are linear, and what are they?  Output matrices, head, and norms held still.
 
-A norm divides by a statistic of the stream.  Held at what it was in one run, that statistic makes the
-norm an affine map, and what the stream is made of can be followed through it.  No family is named
+A norm divides by a statistic of the stream.  Held at what it was in one run, that statistic makes
+the norm an affine map, and what the stream is made of can be followed through it.  No family is
+named
 here: the map is fitted to the norm's own outputs, and refused where it does not give them.
 """
 

@@ -31,8 +31,9 @@ def load(
     """Load a model and discover its residual stream.
 
     Args:
-        source: A Hugging Face directory, a ``.gguf`` file, a hub id, ``"demo"`` (``"demo:collapsed"``,
-            ``"demo:polluted"``), a module in memory, or a TransformerLens bridge.
+        source: A Hugging Face directory, a ``.gguf`` file, a hub id, ``"demo"``
+            (``"demo:collapsed"``, ``"demo:polluted"``), a module in memory, or a TransformerLens
+            bridge.
         dtype: Of the weights; float32 if None, whatever the checkpoint was saved in.  Modules in
             memory keep theirs unless it is given.
         device: Where to run; the CPU if None.  Modules in memory stay where they are.
@@ -117,7 +118,9 @@ def _locate(text: str) -> tuple[str, str | None]:
         if len(found) == 1:
             return str(path), found[0].name
         raise CheckpointError(f"{text} has no config.json; a checkpoint directory needs one")
-    looks_like_path = text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix == ".gguf"
+    looks_like_path = (
+        text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix == ".gguf"
+    )
     if looks_like_path:
         raise CheckpointError(f"no such checkpoint: {text}")
     return text, None
@@ -138,8 +141,8 @@ def _config(place: str, options: dict[str, Any]) -> Any:
     config = AutoConfig.from_pretrained(place, **options)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{place} is an encoder-decoder ({config.model_type}): it has two streams, and resstream "
-            "follows one"
+            f"{place} is an encoder-decoder ({config.model_type}): it has two streams, and "
+            "resstream follows one"
         )
     return config
 
@@ -156,7 +159,8 @@ def _weights(place: str, config: Any, dtype: torch.dtype, options: dict[str, Any
     missing = sorted(report.get("missing_keys", ()))
     if missing:
         raise CheckpointError(
-            f"{place} lacks {len(missing)} of the model's weights, first {missing[0]}; it is incomplete"
+            f"{place} lacks {len(missing)} of the model's weights, first {missing[0]}; "
+            "it is incomplete"
         )
     return module
 
@@ -167,7 +171,7 @@ def _model_class(config: Any) -> Any:
 
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, name, None)
-        if found is not None:
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
     return transformers.AutoModelForCausalLM
 
@@ -175,10 +179,9 @@ def _model_class(config: Any) -> Any:
 def _tokenizer(place: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
-    local = Path(place)
-    if local.is_dir() and "gguf_file" not in options:
-        if not any((local / name).is_file() for name in _TOKENIZER_FILES):
-            return None
+    has_files = any((Path(place) / name).is_file() for name in _TOKENIZER_FILES)
+    if Path(place).is_dir() and "gguf_file" not in options and not has_files:
+        return None
     try:
         return AutoTokenizer.from_pretrained(place, **options)
     except Exception:  # a checkpoint without a usable tokenizer is still a model to look at

@@ -1,4 +1,4 @@
-"""A network as a residual stream: run it whole, run it block by block, read and replace its sites."""
+"""A network as a residual stream: run it whole or block by block, read and replace its sites."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from resstream.stream.spec import StreamSpec
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a run on certain inputs starts from: the embedding and what each block is called with."""
+    """What a run starts from: the embedding, and what each block is called with."""
 
     stream: Tensor
     """The stream before block 0, ``[batch, pos, d_model]``."""
@@ -90,7 +90,8 @@ class StreamModel:
         """
         if self.spec.d_vocab is None or not self.spec.causal:
             raise UnsupportedModelError(
-                f"{what} needs a causal language model with logits; {self.name} ({self.spec.family}) "
+                f"{what} needs a causal language model with logits; {self.name} "
+                f"({self.spec.family}) "
                 f"{'is not causal' if self.spec.d_vocab else 'has no vocabulary head'}; "
                 "inspect and record work on it"
             )
@@ -172,5 +173,6 @@ class StreamModel:
         spec = self.spec
         return (
             f"StreamModel({self.name!r}, {spec.family}, {spec.n_layers} blocks, "
-            f"{len(spec.writes)} writes, d_model {spec.d_model}, replay error {spec.replay_error:.1g})"
+            f"{len(spec.writes)} writes, d_model {spec.d_model}, "
+            f"replay error {spec.replay_error:.1g})"
         )

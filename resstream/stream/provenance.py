@@ -42,9 +42,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def provenance_of(
-    model: "StreamModel", text: str, text_hash: str, *, seed: int
-) -> Provenance:
+def provenance_of(model: "StreamModel", text: str, text_hash: str, *, seed: int) -> Provenance:
     """The provenance of a result on `model` and a text."""
     return Provenance(
         model=model.name,

@@ -1,4 +1,4 @@
-"""The base of every result: a frozen dataclass of host arrays that can be saved, shown and repeated.
+"""The base of every result: a frozen dataclass of host arrays that can be saved and shown.
 
 A result knows how to become a tidy table and a figure; how it is written to disk and to JSON is the
 same for all and stands here once.  JSON is strict: NaN and infinities are the strings ``"nan"``,

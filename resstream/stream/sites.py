@@ -1,7 +1,7 @@
 """Names of places in the stream: TransformerLens's, with a short form and globs.
 
-``blocks.3.hook_resid_mid`` and ``blocks.3.resid_mid`` are the same site; ``blocks.*.mlp_out`` is all
-of its kind.
+``blocks.3.hook_resid_mid`` and ``blocks.3.resid_mid`` are the same site; ``blocks.*.mlp_out`` is
+all of its kind.
 """
 
 import difflib

@@ -50,7 +50,9 @@ class Skeleton:
         def stub(layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             call = find_call(args, kwargs)
             if call is None:
-                raise DiscoveryError(f"block {layer} was called without a stream [batch, pos, width]")
+                raise DiscoveryError(
+                    f"block {layer} was called without a stream [batch, pos, width]"
+                )
             found.append(call)
             if layer == len(self._blocks) - 1:
                 raise _BlocksReachedError
@@ -74,7 +76,9 @@ class Skeleton:
             return self._forward(inputs)
 
     @contextmanager
-    def _stubbed(self, stub: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
+    def _stubbed(
+        self, stub: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> Iterator[None]:
         def forward_of(layer: int) -> Callable[..., Any]:
             return lambda *args, **kwargs: stub(layer, args, kwargs)
 

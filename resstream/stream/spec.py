@@ -9,7 +9,7 @@ Placement = Literal["pre", "post", "sandwich", "after", "none", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSpec:
-    """One write into the stream: ``write = scale * (output of module - the stream handed to it)``."""
+    """One write into the stream: ``scale * (output of module - the stream handed to it)``."""
 
     layer: int
     """Block it belongs to, counted from 0."""
@@ -20,7 +20,7 @@ class WriteSpec:
     scale: float
     """Constant between the module's output and what is added to the stream."""
     residue: float
-    """How far the proof is off: norm of what the writes leave unexplained over that of the update."""
+    """How far the proof is off: norm of what the writes leave unexplained over the update's."""
     skip_scale: float = 1.0
     """What multiplies the stream before the write is added (DeepNorm's alpha)."""
     minus: int | str | None = None

@@ -1,8 +1,9 @@
 """Texts become sequences of token ids, cut to windows of equal length and never padded.
 
-A ``.txt`` file is one document; ``.jsonl`` and ``.parquet`` hold one document a row (field ``text``).
-Documents are cut into windows of `context` tokens.  Windows begin with whatever the checkpoint's
-tokenizer puts first by default (a BOS token or nothing), as the model has been trained to see.
+A ``.txt`` file is one document; ``.jsonl`` and ``.parquet`` hold one document a row (field
+``text``). Documents are cut into windows of `context` tokens.  Windows begin with whatever the
+checkpoint's tokenizer puts first by default (a BOS token or nothing), as the model has been trained
+to see.
 """
 
 import hashlib
@@ -106,9 +107,9 @@ def read_corpus(
 
     Args:
         model: Gives tokenizer, vocabulary and longest sequence.
-        texts: A string, strings, a path (.txt, .jsonl, .parquet), token ids ``[batch, pos]``, or None
-            for the text that comes with resstream (random ids if there is no tokenizer).  A corpus
-            is returned as it is.
+        texts: A string, strings, a path (.txt, .jsonl, .parquet), token ids ``[batch, pos]``, or
+            None for the text that comes with resstream (random ids if there is no tokenizer).  A
+            corpus is returned as it is.
         context: Tokens of one window; 256, or fewer if the model takes fewer.
         max_sequences: How many windows at most; all of them if None.
         bos: Begin windows with the BOS token; None does as the tokenizer does by default.
@@ -158,7 +159,9 @@ def _random_corpus(model: "StreamModel", window: int, count: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, size, (count, window), generator=generator)
     text = f"{count} x {window} random token ids (no tokenizer), seed {seed}"
-    return Corpus(sequences=tuple(ids), documents=tuple(range(count)), description=text, random=True)
+    return Corpus(
+        sequences=tuple(ids), documents=tuple(range(count)), description=text, random=True
+    )
 
 
 def _from_ids(model: "StreamModel", texts: Any, max_sequences: int | None) -> Corpus:
@@ -212,7 +215,11 @@ def _read_file(path: Path) -> list[str]:
         raise TextError(f"cannot read {path}: {err.strerror or err}") from err
     if path.suffix == ".txt":
         return [text]
-    return [_row_text(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [
+        _row_text(path, number, line)
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip()
+    ]
 
 
 def _row_text(path: Path, number: int, line: str) -> str:
@@ -248,7 +255,9 @@ def _tokenize(
     bos: bool | None,
 ) -> Corpus:
     if model.tokenizer is None:
-        raise TextError(f"{model.name} has no tokenizer; pass token ids, or load(..., tokenizer=...)")
+        raise TextError(
+            f"{model.name} has no tokenizer; pass token ids, or load(..., tokenizer=...)"
+        )
     if not any(text.strip() for text in documents):
         raise TextError(f"the text is empty ({description})")
     prefix = _prefix(model.tokenizer, bos)
@@ -262,9 +271,13 @@ def _tokenize(
         sequences += windows
         owners += [owner] * len(windows)
     if not sequences:
-        raise TextError(f"the text is too short: no sequence has {_MIN_WINDOW} tokens ({description})")
+        raise TextError(
+            f"the text is too short: no sequence has {_MIN_WINDOW} tokens ({description})"
+        )
     units = owners if len(set(owners)) >= _MIN_DOCUMENTS else list(range(len(sequences)))
-    begins = f"each begins with {model.tokenizer.convert_ids_to_tokens(prefix)}" if prefix else "no BOS"
+    begins = (
+        f"each begins with {model.tokenizer.convert_ids_to_tokens(prefix)}" if prefix else "no BOS"
+    )
     count = f"{len(sequences)} x {max(map(len, sequences))} tokens of {description}, {begins}"
     return Corpus(sequences=tuple(sequences), documents=tuple(units), description=count)
 

@@ -34,7 +34,7 @@ class PartTrace:
     kept: Tensor
     """The output itself, not a copy: differs from `output` if it was changed in place later."""
     flat: bool
-    """True if the part works on ``[batch * pos, d_model]`` (OPT's MLP); traces show it unflattened."""
+    """True if the part works on ``[batch * pos, d_model]`` (OPT's MLP); shown unflattened."""
 
     @property
     def depth(self) -> int:
@@ -87,7 +87,9 @@ def trace_block(
             handle.remove()
     result = first_tensor(output)
     if result is None:
-        raise TypeError(f"a block must return a tensor or a tuple of them, got {type(output).__name__}")
+        raise TypeError(
+            f"a block must return a tensor or a tuple of them, got {type(output).__name__}"
+        )
     return BlockTrace(stream=stream, output=result.clone(), parts=tuple(parts))
 
 

@@ -1,9 +1,9 @@
 """Which parts of a block write into the stream, and the proof.
 
 Additive blocks: the smallest set of parts whose outputs sum, times one constant, to
-``block(x) - x``.  Post-LN blocks: a chain of norms, each of whose input is ``alpha * stream + write``
-and whose output is the next stream.  A part that adds the stream by itself (Bloom, MPT) counts by
-its output minus the argument that held the stream.
+``block(x) - x``.  Post-LN blocks: a chain of norms, each of whose input is ``alpha * stream +
+write`` and whose output is the next stream.  A part that adds the stream by itself (Bloom, MPT)
+counts by its output minus the argument that held the stream.
 """
 
 import itertools
@@ -54,7 +54,9 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-6, torch.float32: 1e-4}.get(dtype, 3e-2)
 
 
-def find_writers(trace: BlockTrace, norms: Sequence[PartTrace]) -> tuple[Writers | None, Writers | None]:
+def find_writers(
+    trace: BlockTrace, norms: Sequence[PartTrace]
+) -> tuple[Writers | None, Writers | None]:
     """The writers of a block, and the closest miss if there are none.
 
     Args:
@@ -101,9 +103,7 @@ def _candidates(trace: BlockTrace) -> tuple[list[Writer], list[Writer]]:
     return plain, through
 
 
-def _additive(
-    trace: BlockTrace, pool: Sequence[Writer], *, needs_through: bool
-) -> Writers | None:
+def _additive(trace: BlockTrace, pool: Sequence[Writer], *, needs_through: bool) -> Writers | None:
     """The smallest set of candidates that explains the update, or the nearest miss."""
     update = trace.output.double() - trace.stream.double()
     best: Writers | None = None
@@ -140,7 +140,9 @@ def _best_set(
     if not scored:
         return None
     least = min(scored)[0]
-    _, _, chosen = min((entry for entry in scored if entry[0] <= 2 * least + 1e-6), key=lambda e: e[1:])
+    _, _, chosen = min(
+        (entry for entry in scored if entry[0] <= 2 * least + 1e-6), key=lambda e: e[1:]
+    )
     return _prove_sum([pool[index] for index in chosen], update)
 
 
@@ -149,9 +151,7 @@ def _prove_sum(chosen: Iterable[Writer], update: Tensor) -> Writers:
     total = torch.stack([writer.raw for writer in writers]).sum(0)
     scale = _neat(float((total * update).sum() / total.square().sum()))
     residue = float((update - scale * total).norm() / update.norm())
-    scaled = tuple(
-        Writer(part=writer.part, minus=writer.minus, scale=scale) for writer in writers
-    )
+    scaled = tuple(Writer(part=writer.part, minus=writer.minus, scale=scale) for writer in writers)
     return Writers(writers=scaled, norms=(), residue=residue)
 
 
@@ -184,9 +184,7 @@ def _post_norm_chain(
     return Writers(writers=tuple(writers), norms=tuple(passed), residue=worst)
 
 
-def _best_term(
-    pool: Sequence[Writer], stream: Tensor, goal: Tensor
-) -> tuple[Writer, float] | None:
+def _best_term(pool: Sequence[Writer], stream: Tensor, goal: Tensor) -> tuple[Writer, float] | None:
     """The one candidate for which ``goal = alpha * stream + scale * write`` fits best."""
     best: tuple[Writer, float] | None = None
     for writer in pool:

@@ -114,7 +114,7 @@ def test_bad_requests(model: StreamModel) -> None:
         ablate(model, IDS, kind="median")  # pyright: ignore
     with pytest.raises(ConfigError, match=r"layer must be in 0..3, got 4"):
         ablate(model, IDS, groups=[[1, 4]])
-    with pytest.raises(UnknownSiteError, match="did you mean 'blocks.0.hook_mlp_out'"):
+    with pytest.raises(UnknownSiteError, match=r"did you mean 'blocks.0.hook_mlp_out'"):
         ablate(model, IDS, sites=["blocks.0.mpl_out"])
     with pytest.raises(TextError, match="resample needs at least 2 sequences"):
         ablate(model, IDS[:1], kind="resample")
@@ -125,12 +125,14 @@ def test_encoders_are_refused() -> None:
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     bert = BertForMaskedLM(BertConfig(vocab_size=30, intermediate_size=16, **sizes))
-    with pytest.raises(UnsupportedModelError, match="needs a causal language model .* is not causal"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"needs a causal language model .* is not causal"
+    ):
         ablate(StreamModel(bert, name="bert"), IDS % 30)
 
 
 def test_the_estimate_is_first_order(model: StreamModel) -> None:
-    """Scaling a write by 1 - e changes the loss by e times the estimate, with an error of order e^2."""
+    """Scaling a write by 1 - e changes the loss by e times the estimate, up to order e^2."""
     model.module.double()
     corpus = read_corpus(model, IDS)
     estimates = estimate_ablations(model, corpus).sum(1) / corpus.n_predicted

@@ -105,7 +105,17 @@ def test_the_report_is_data(tiny_llama: Any) -> None:
     report = check(model, IDS)
     plain = report.to_dict()
     assert plain["schema"] == "resstream.check/1"
-    keys = {"code", "status", "severity", "layer", "write", "site", "statement", "evidence", "remedy"}
+    keys = {
+        "code",
+        "status",
+        "severity",
+        "layer",
+        "write",
+        "site",
+        "statement",
+        "evidence",
+        "remedy",
+    }
     assert set(plain["findings"][0]) == keys
     assert set(plain["findings"][0]["evidence"][0]) == {"name", "value", "threshold", "ci"}
     assert CheckReport.from_json(report.to_json()).to_json() == report.to_json()

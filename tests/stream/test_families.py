@@ -37,7 +37,8 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "qwen3": _WIDE,
     "qwen3_moe": {**_WIDE, **_EXPERTS},
     "qwen3_next": {
-        **_WIDE, **_EXPERTS, **_LINEAR, "num_hidden_layers": 4, "shared_expert_intermediate_size": 32
+        **_WIDE, **_EXPERTS, **_LINEAR,
+        "num_hidden_layers": 4, "shared_expert_intermediate_size": 32,
     },
     "mistral": _GQA,
     "mixtral": {**_GQA, "num_local_experts": 4},

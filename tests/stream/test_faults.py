@@ -73,7 +73,9 @@ def test_reinit_and_noise_keep_the_size(model: StreamModel) -> None:
 
 
 def test_channel_spike_is_one_row_drawn_from_the_seed(model: StreamModel) -> None:
-    before, after = changed(model, "channel_spike", layer=2, write="mlp", severity=50.0, seed=3)[DOWN]
+    before, after = changed(model, "channel_spike", layer=2, write="mlp", severity=50.0, seed=3)[
+        DOWN
+    ]
     rows = (before != after).any(1).nonzero().flatten().tolist()
     assert len(rows) == 1
     assert torch.equal(after[rows[0]], 50 * before[rows[0]])

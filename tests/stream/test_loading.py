@@ -37,7 +37,7 @@ def test_dtype(checkpoint: Path) -> None:
     assert model.dtype == torch.bfloat16
     assert model.spec.replay_error == 0
     assert not any(block.opaque for block in model.spec.blocks)
-    with pytest.raises(CheckpointError, match="dtype must be float32, .* got 'int8'"):
+    with pytest.raises(CheckpointError, match=r"dtype must be float32, .* got 'int8'"):
         load(checkpoint, dtype="int8")
 
 

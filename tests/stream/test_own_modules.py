@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from resstream.errors import DiscoveryError, SilentHookError, UnknownSiteError, UnsupportedModelError
+from resstream.errors import (
+    DiscoveryError,
+    SilentHookError,
+    UnknownSiteError,
+    UnsupportedModelError,
+)
 from resstream.stream.loading import load
 from resstream.stream.model import StreamModel
 
@@ -157,7 +162,9 @@ def test_a_module_that_reads_floats_needs_an_example() -> None:
 
 def test_unknown_sites_name_the_nearest(tiny_llama: Any) -> None:
     model = StreamModel(tiny_llama(), name="tiny")
-    with pytest.raises(UnknownSiteError, match=r"6 blocks \(0..5\); did you mean 'blocks.\d.hook_attn_out'"):
+    with pytest.raises(
+        UnknownSiteError, match=r"6 blocks \(0..5\); did you mean 'blocks.\d.hook_attn_out'"
+    ):
         model.run(torch.arange(4)[None], {"blocks.9.attn_out": lambda value: None})
 
 
@@ -166,5 +173,8 @@ def test_a_hook_that_never_fires_is_an_error(tiny_llama: Any) -> None:
     model.spec.blocks[1].writes[0]
     module = model.module.get_submodule("model.layers.1")
     module.forward = lambda hidden_states, **kwargs: hidden_states  # pyright: ignore
-    with torch.no_grad(), pytest.raises(SilentHookError, match="never reached blocks.1.hook_attn_out"):
+    with (
+        torch.no_grad(),
+        pytest.raises(SilentHookError, match=r"never reached blocks.1.hook_attn_out"),
+    ):
         model.run(torch.arange(4)[None], {"blocks.1.attn_out": lambda value: None})

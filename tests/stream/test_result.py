@@ -1,4 +1,4 @@
-"""Results survive JSON and the disk, NaN and infinities included; outputs are whole or not there."""
+"""Results survive JSON and the disk, NaN included; outputs are whole or not there."""
 
 import json
 import math
@@ -59,7 +59,10 @@ def example() -> Example:
         numbers=np.array([[1.0, math.nan], [math.inf, -math.inf]]),
         counts=np.array([3, 4]),
         flags=np.array([True, False]),
-        parts=(Part(name="<b>ö</b>", value=math.nan, ci=(0.5, math.inf)), Part(name="", value=1.0, ci=None)),
+        parts=(
+            Part(name="<b>ö</b>", value=math.nan, ci=(0.5, math.inf)),
+            Part(name="", value=1.0, ci=None),
+        ),
         missing=None,
     )  # fmt: skip
 
