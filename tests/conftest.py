@@ -76,6 +76,15 @@ def demo() -> "StreamModel":
     return rs.load("demo")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes minutes runs only if it is asked for."""
+    if "slow" in (config.option.markexpr or ""):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run by `pytest -m slow`"))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """A skip never counts as shown, so their number is said even when nobody asks."""
     skipped = len(terminalreporter.stats.get("skipped", []))
