@@ -1,9 +1,8 @@
-"""Which parts of a model are linear, and what are they?  Output matrices, head, and norms held still.
+"""Which parts of a model are linear?  Output matrices, the head, and norms that are held still.
 
 A norm divides by a statistic of the stream.  Held at what it was in one run, that statistic makes
 the norm an affine map, and what the stream is made of can be followed through it.  No family is
-named
-here: the map is fitted to the norm's own outputs, and refused where it does not give them.
+named here: the map is fitted to the norm's own outputs, and refused where it does not give them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6, torch.bfloat16: 3e-2, to
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenNorm:
-    """An affine map: ``gain * scale * (x - mean(x)) + bias``, in float64; the mean only if centred."""
+    """The map ``gain * scale * (x - mean(x)) + bias`` in float64; without mean if not centred."""
 
     gain: Float[Tensor, " d_model"]
     bias: Float[Tensor, " d_model"]
@@ -38,7 +37,7 @@ class FrozenNorm:
         return self.gain * self.scale[..., None] * self._centre(stream.double()) + self.bias
 
     def pull(self, direction: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape d_model"]:
-        """The direction before the norm that reads what `direction` reads after it, less the bias."""
+        """The direction that reads before the norm what `direction` reads after it, less `bias`."""
         return self._centre(self.gain * self.scale[..., None] * direction)
 
     def _centre(self, values: Tensor) -> Tensor:
@@ -81,8 +80,8 @@ def freeze_norm(
     error = (found(stream) - own).abs().max() / own.abs().max()
     if not error <= tolerance:
         raise UnsupportedModelError(
-            f"{what} is not a norm that can be held still: the map fitted to it is off by {error:.1g} "
-            f"of its largest output, at most {tolerance:.0e} is allowed"
+            f"{what} is not a norm that can be held still: the map fitted to it is off by "
+            f"{error:.1g} of its largest output, at most {tolerance:.0e} is allowed"
         )
     return found
 
@@ -94,7 +93,7 @@ def final_norm(model: StreamModel) -> Callable[[Tensor], Tensor] | None:
 
 
 def write_norm(model: StreamModel, write: WriteSpec) -> Callable[[Tensor], Tensor] | None:
-    """What stands between a write's raw branch and the stream (a norm, a LayerScale), if anything."""
+    """What stands between a write's raw branch and the stream: a norm, a LayerScale, or nothing."""
     return None if write.branch is None else model.module.get_submodule(write.module)
 
 
