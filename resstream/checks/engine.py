@@ -38,6 +38,8 @@ CODES = ("RS000", "RS001", "RS101", "RS102", "RS201", "RS202", "RS203")
 
 _MIN_SEQUENCES = 4
 _MIN_TOKENS = 400
+_ESTIMATE_SEQUENCES = 8
+"""Enough to rank candidates; the experiments that decide read everything."""
 _MAX_ROUNDS = 4
 _STEPS = 4
 
@@ -117,12 +119,13 @@ class _Case:
             return record(self.model, self.corpus)
 
     def _estimate(self) -> Float[np.ndarray, " write"]:
-        """First-order effect of each write, where the loss says something."""
-        if not self.lab.informative or "RS203" not in self.active:
+        """First-order effect of each write, where there is a loss."""
+        if not self.lab.readable or "RS203" not in self.active:
             return np.full(len(self.model.spec.writes), np.nan)
         with self.model.hooked(self.lab.hooks()):
-            sums = estimate_ablations(self.model, self.corpus)
-        return sums.sum(1) / self.corpus.n_predicted
+            sample = self.corpus.head(_ESTIMATE_SEQUENCES)
+            sums = estimate_ablations(self.model, sample)
+        return sums.sum(1) / sample.n_predicted
 
     def _find_pollution(
         self, readings: Readings, estimates: Float[np.ndarray, " write"]

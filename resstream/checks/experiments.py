@@ -31,6 +31,9 @@ _BETTER_THAN_CHANCE = 0.9
 """Share of log(d_vocab) that the loss must stay below to say something."""
 
 
+Measure = Literal["loss", "divergence"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """A change of one write that is to be tried."""
@@ -83,8 +86,18 @@ class Lab:
     informative: bool = False
     """True if the loss says something about the model."""
 
+    @property
+    def readable(self) -> bool:
+        """True if there is a loss at all: the model predicts the next token of a real text."""
+        return self.model.spec.causal and not self.corpus.random
+
+    @property
+    def measure(self) -> Measure:
+        """What effects are measured by."""
+        return "loss" if self.informative else "divergence"
+
     def measure_base(self) -> None:
-        """Measure the clean loss and decide what effects are measured by."""
+        """Measure the clean loss and see whether it says something."""
         if not self.model.spec.causal:
             return
         total = 0.0
@@ -93,13 +106,12 @@ class Lab:
                 logits = self.model.forward(batch.tokens)
                 total += float(token_losses(logits, batch.tokens).double().sum())
         self.base_loss = total / self.corpus.n_predicted
-        chance = math.log(self.model.spec.d_vocab or 2)
-        self.informative = not self.corpus.random and self.base_loss < _BETTER_THAN_CHANCE * chance
+        self._judge(self.base_loss)
 
-    @property
-    def measure(self) -> Literal["loss", "divergence"]:
-        """What effects are measured by."""
-        return "loss" if self.informative else "divergence"
+    def _judge(self, loss: float) -> None:
+        chance = math.log(self.model.spec.d_vocab or 2)
+        if self.readable and loss < _BETTER_THAN_CHANCE * chance:
+            self.informative = True
 
     def hooks(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """The standing edits as hooks."""
@@ -107,15 +119,24 @@ class Lab:
 
     def run(self, trials: Sequence[Trial]) -> list[Outcome]:
         """Run trials on the whole text; each starts from the base run at its layer."""
-        outcomes = self._run(trials, self.corpus)
+        outcomes = self._run(trials, self.corpus, self.measure)
         self.done += outcomes
         return outcomes
 
     def glance(self, trials: Sequence[Trial]) -> list[Outcome]:
-        """Run trials on the first few sequences: enough to see which are not worth more."""
-        return self._run(trials, self.corpus.head(_GLANCE_SEQUENCES))
+        """Run trials on the first few sequences: enough to see which are not worth more.
 
-    def _run(self, trials: Sequence[Trial], corpus: Corpus) -> list[Outcome]:
+        A fault may have cost a trained model all it knew.  If it predicts better than chance with
+        one of the repairs, the loss is what decides from here on.
+        """
+        measure: Measure = "loss" if self.readable else "divergence"
+        outcomes = self._run(trials, self.corpus.head(_GLANCE_SEQUENCES), measure)
+        if measure == "loss":
+            for outcome in outcomes:
+                self._judge(self.base_loss + outcome.effect)
+        return outcomes
+
+    def _run(self, trials: Sequence[Trial], corpus: Corpus, measure: Measure) -> list[Outcome]:
         effects = np.zeros((len(trials), len(corpus.sequences)))
         variants = [Variant(trial.label, (trial.edit,)) for trial in trials]
         for batch in corpus.batches(_BATCH_TOKENS):
@@ -124,20 +145,14 @@ class Lab:
                 for index, (clean, changed) in enumerate(
                     run_variants(self.model, batch.tokens, variants)
                 ):
-                    effects[index, rows] = self._effect(clean, changed, batch.tokens)
+                    effects[index, rows] = _effect(clean, changed, batch.tokens, measure)
         return [
-            self._outcome(trial, row, corpus) for trial, row in zip(trials, effects, strict=True)
+            self._outcome(trial, row, corpus, measure)
+            for trial, row in zip(trials, effects, strict=True)
         ]
 
-    def _effect(self, clean: Tensor, changed: Tensor, tokens: Tensor) -> Float[np.ndarray, " row"]:
-        if self.informative:
-            effect = token_losses(changed, tokens).double() - token_losses(clean, tokens).double()
-        else:
-            effect = token_divergences(clean, changed).double()[:, 1:]
-        return effect.sum(-1).cpu().numpy()
-
     def _outcome(
-        self, trial: Trial, row: Float[np.ndarray, " sequence"], corpus: Corpus
+        self, trial: Trial, row: Float[np.ndarray, " sequence"], corpus: Corpus, measure: Measure
     ) -> Outcome:
         counts = np.array([len(sequence) - 1 for sequence in corpus.sequences])
         sums, tokens = by_document(row, counts, np.array(corpus.documents))
@@ -145,12 +160,22 @@ class Lab:
             layer=trial.write.layer,
             write=trial.write.name,
             change=trial.label,
-            measure=self.measure,
+            measure=measure,
             effect=float(row.sum() / counts.sum()),
             ci=bootstrap_interval(sums, tokens, seed=self.seed),
             n_tokens=int(counts.sum()),
         )
         return Outcome(trial=trial, experiment=experiment, p_better=p_below_zero(sums / tokens))
+
+
+def _effect(
+    clean: Tensor, changed: Tensor, tokens: Tensor, measure: Measure
+) -> Float[np.ndarray, " row"]:
+    if measure == "loss":
+        effect = token_losses(changed, tokens).double() - token_losses(clean, tokens).double()
+    else:
+        effect = token_divergences(clean, changed).double()[:, 1:]
+    return effect.sum(-1).cpu().numpy()
 
 
 def _as_hook(edit: Edit) -> Callable[[Tensor], Tensor]:

@@ -160,7 +160,7 @@ def decide_pollution(
     left = [
         (suspect, seen.trial)
         for suspect, seen in zip(suspects, best, strict=True)
-        if not lab.informative or not seen.effect > _UNDECIDED_NATS
+        if (seen.effect <= _UNDECIDED_NATS if lab.informative else suspect.code != "RS203")
     ]
     outcomes = lab.run([trial for _, trial in left]) if left else []
     # The estimates looked at every write, so that many tests were made, not only those that ran.
@@ -190,8 +190,6 @@ def _decide_by_divergence(
     suspect: Suspect, outcome: Outcome, readings: Readings, lab: Lab
 ) -> Decision:
     """Without a loss: bringing it down to size changes the output far more than neighbours do."""
-    if suspect.code == "RS203":
-        return Decision(finding=None)
     usual = _usual_divergence(suspect.index, readings, lab)
     evidence = (
         *suspect.evidence,
