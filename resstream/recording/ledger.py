@@ -6,7 +6,6 @@ is summed again in float64, so that neither overflow nor underflow of a square i
 """
 
 from dataclasses import dataclass, fields
-from typing import Self
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ class WriteSums:
     """Size of the write in that channel."""
 
     @classmethod
-    def make_room(cls, n_writes: int, batch: int, pos: int) -> Self:
+    def make_room(cls, n_writes: int, batch: int, pos: int) -> "WriteSums":
         """Sums that are still to be filled; all NaN."""
         shape = (n_writes, batch, pos)
         rooms = {item.name: np.full(shape, np.nan) for item in fields(cls)}
@@ -135,7 +134,7 @@ def write_metrics(
     """
     write, stream = _finite(sums.write_norm), _finite(sums.stream_norm)
     with np.errstate(divide="ignore", invalid="ignore"):
-        parallel = sums.dot / stream
+        parallel = _finite(sums.dot) / stream
         return np.stack(
             [
                 sums.branch_norm,

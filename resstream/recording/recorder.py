@@ -19,8 +19,11 @@ from resstream.stream.provenance import provenance_of
 from resstream.stream.sites import EMBED, FINAL_NORM, match_sites
 from resstream.stream.texts import Batch, Corpus, Texts, read_corpus
 
-_BATCH_BYTES = 256 << 20
+_BATCH_BYTES = 128 << 20
 """Room for the writes of one batch, which are kept until its last stream is known."""
+
+_BATCH_BYTES_ON_ACCELERATOR = 1 << 30
+"""The same where a small batch would leave the device idle."""
 
 
 def record(  # noqa: PLR0913  (all but the first two are options)
@@ -46,7 +49,8 @@ def record(  # noqa: PLR0913  (all but the first two are options)
             `resstream.recording.activations.open_activations`.
         context: Tokens of one window.
         max_sequences: How many windows at most.
-        max_tokens: Tokens of one batch; by default as many as fit 256 MiB of writes.
+        max_tokens: Tokens of one batch; by default as many as fit 128 MiB of writes on a CPU and
+            1 GiB elsewhere.
         seed: Of the random ids that are read where there is no text to be had.
         progress: Called after each batch with the sequences done and their total.
 
@@ -95,8 +99,9 @@ def _read(
 
 
 def _tokens_that_fit(model: StreamModel) -> int:
+    room = _BATCH_BYTES if model.device.type == "cpu" else _BATCH_BYTES_ON_ACCELERATOR
     size = torch.finfo(model.dtype).bits // 8
-    return max(1, _BATCH_BYTES // (len(model.spec.writes) * model.spec.d_model * size))
+    return max(1, room // (len(model.spec.writes) * model.spec.d_model * size))
 
 
 @torch.no_grad()
