@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("resstream", deadline=None)
+settings.load_profile("resstream")
 
 
 def _found(path: Path, how: str) -> Path:
