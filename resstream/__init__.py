@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resstream.analysis.ablation import AblationResult, ablate
+    from resstream.analysis.attribution_patching import AttributionPatchResult, attribution_patch
+    from resstream.analysis.patch_result import PatchResult
+    from resstream.analysis.patching import patch
     from resstream.checks.engine import check
     from resstream.checks.report import CheckReport
     from resstream.errors import (
@@ -40,11 +43,13 @@ __version__ = "0.1.0"
 
 _FACE = {
     "AblationResult": "resstream.analysis.ablation",
+    "AttributionPatchResult": "resstream.analysis.attribution_patching",
     "CheckReport": "resstream.checks.report",
     "CheckpointError": "resstream.errors",
     "ConfigError": "resstream.errors",
     "DiscoveryError": "resstream.errors",
     "OutputError": "resstream.errors",
+    "PatchResult": "resstream.analysis.patch_result",
     "Recording": "resstream.recording.result",
     "ResidualTransformer": "resstream.nn.transformer",
     "ResstreamError": "resstream.errors",
@@ -55,21 +60,25 @@ _FACE = {
     "UnknownSiteError": "resstream.errors",
     "UnsupportedModelError": "resstream.errors",
     "ablate": "resstream.analysis.ablation",
+    "attribution_patch": "resstream.analysis.attribution_patching",
     "check": "resstream.checks.engine",
     "inject": "resstream.stream.faults",
     "load": "resstream.stream.loading",
     "load_result": "resstream.reports.results",
+    "patch": "resstream.analysis.patching",
     "record": "resstream.recording.recorder",
 }
 """Public name -> module that defines it."""
 
 __all__ = [
     "AblationResult",
+    "AttributionPatchResult",
     "CheckReport",
     "CheckpointError",
     "ConfigError",
     "DiscoveryError",
     "OutputError",
+    "PatchResult",
     "Recording",
     "ResidualTransformer",
     "ResstreamError",
@@ -81,10 +90,12 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "ablate",
+    "attribution_patch",
     "check",
     "inject",
     "load",
     "load_result",
+    "patch",
     "record",
 ]
 

@@ -15,6 +15,7 @@ from resstream_cli.ablate import ablate
 from resstream_cli.check import check
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
+from resstream_cli.patch import patch
 from resstream_cli.record import record
 from resstream_cli.tables import printable
 
@@ -57,7 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (inspect, record, ablate, check, inject):
+for _verb in (inspect, record, ablate, patch, check, inject):
     app.command()(_verb)
 
 

@@ -90,6 +90,13 @@ class PatchResult(Result):
     """First-order estimate of every effect, of a screened sweep."""
     screening: Screening | None = None
 
+    def largest(self, count: int) -> list[tuple[int, int, int | None]]:
+        """The cells with the largest effects: layer, position, and head where there is one."""
+        sizes = np.nan_to_num(np.abs(self.effects), nan=-1.0)
+        order = np.argsort(-sizes, axis=None, kind="stable")[:count]
+        places = [np.unravel_index(at, sizes.shape) for at in order if sizes.flat[at] >= 0]
+        return [(int(p[0]), int(p[1]), int(p[2]) if len(p) > 2 else None) for p in places]
+
     def to_dataframe(self) -> "pd.DataFrame":
         """One row a cell; effects in the metric's unit."""
         import pandas as pd

@@ -10,9 +10,13 @@ from resstream.stream.result import Result
 
 _KINDS = {
     "resstream.ablate/1": "resstream.analysis.ablation:AblationResult",
+    "resstream.attribution_patch/1": (
+        "resstream.analysis.attribution_patching:AttributionPatchResult"
+    ),
     "resstream.check/1": "resstream.checks.report:CheckReport",
     "resstream.lens_profile/1": "resstream.analysis.lens_profile:LensProfileResult",
     "resstream.logit_lens/1": "resstream.analysis.logit_lens:LogitLensResult",
+    "resstream.patch/1": "resstream.analysis.patch_result:PatchResult",
     "resstream.record/1": "resstream.recording.result:Recording",
 }
 """Schema -> where its class is."""
@@ -50,7 +54,7 @@ def _class_of(text: str, path: Path) -> type[Result]:
     except json.JSONDecodeError as err:
         raise ResultError(f"{path} is damaged: {err}") from err
     schema = plain.get("schema") if isinstance(plain, dict) else None
-    if schema not in _KINDS:
+    if not isinstance(schema, str) or schema not in _KINDS:
         known = ", ".join(_KINDS)
         raise ResultError(f"{path}: schema must be one of {known}, got {schema!r}")
     module, _, name = _KINDS[schema].partition(":")

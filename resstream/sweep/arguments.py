@@ -90,6 +90,8 @@ def _map_arguments(call: BlockCall, change: Callable[[Path, Tensor], Tensor]) ->
     def walk(path: Path, value: Any) -> Any:
         if isinstance(value, Tensor):
             return change(path, value)
+        if hasattr(value, "get_seq_length"):
+            return None  # a cache that the model fills although it was told not to
         if type(value) in (tuple, list):
             return type(value)(walk((*path, index), item) for index, item in enumerate(value))
         if type(value) is dict:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from time import monotonic
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.stream.model import StreamModel
-from resstream.sweep.arguments import NotPackableError
+from resstream.sweep.arguments import NotPackableError, probe_tokens
 from resstream.sweep.cells import PairRun, run_cells, run_pairs, without_no_ops
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import (
@@ -22,6 +23,7 @@ from resstream.sweep.memory import (
     variant_bytes,
 )
 from resstream.sweep.metrics import Meter, Metric
+from resstream.sweep.packed import ROWS
 from resstream.sweep.patches import Cell, head_count, patched_layers
 from resstream.sweep.plan import (
     Budget,
@@ -194,6 +196,17 @@ class Grid:
             suffixes=suffixes,
             reason=self.proof.reason,
         )
+
+    def estimate_seconds(self) -> float:
+        """How long it will take here, from the time of one block on as many positions as fit."""
+        rows = max(2, min(ROWS, self.plan().layer_tokens))
+        tokens = probe_tokens(self.model, 2, rows // 2)
+        with torch.no_grad():
+            frame = self.model.begin(tokens[:, : max(len(pair.clean) for pair in self.pairs)])
+            began = monotonic()
+            self.model.run_block(0, frame.stream, frame)
+            spent = monotonic() - began
+        return spent / frame.stream[..., 0].numel() * self.plan().layer_tokens
 
     def _bytes(self, length: int, state: int) -> int:
         budget = self.budgets[length]

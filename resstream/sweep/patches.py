@@ -113,7 +113,7 @@ def replacing(values: Tensor, channels: slice) -> Callable[[Tensor], Tensor]:
 
     def change(value: Tensor) -> Tensor:
         if channels == slice(None):
-            return values.to(value)
+            return values.to(value).expand_as(value).clone()  # some models add to it in place
         changed = value.clone()
         changed[..., channels] = values[..., channels].to(value)
         return changed

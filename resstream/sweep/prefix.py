@@ -81,6 +81,7 @@ def _random_starts(model: StreamModel, base: HeardRun) -> list[Start]:
 def _whole(model: StreamModel, base: HeardRun, start: Start) -> Tensor:
     stream = base.streams[start.layer].clone()
     stream[start.sequence, start.position] = start.row
+    frame = model.begin(base.tokens)  # a fresh one: some models keep state in what they pass on
     for layer in range(start.layer, model.spec.n_layers):
-        stream = model.run_block(layer, stream, base.frame)
+        stream = model.run_block(layer, stream, frame)
     return stream[start.sequence, -1]

@@ -13,6 +13,7 @@ from resstream_cli.app import app
 from resstream_cli.check import Severity, check
 from resstream_cli.inject import Fault, inject
 from resstream_cli.inspect import inspect as inspect_verb
+from resstream_cli.patch import patch
 from resstream_cli.record import record
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -20,6 +21,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "check": check,
     "inject": inject,
     "inspect": inspect_verb,
+    "patch": patch,
     "record": record,
 }
 OWN = {
@@ -27,6 +29,8 @@ OWN = {
     "as_json", "fail_on", "group", "html", "layers", "model", "out",
     # Bounded here: a file of gigabytes must not run for days because nobody gave a number.
     "sequences",
+    # A pair may be spelled out, and a sweep planned or gone on with.
+    "answer", "clean", "corrupted", "plan", "resume", "wrong",
 }  # fmt: skip
 
 

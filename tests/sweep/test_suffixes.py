@@ -1,0 +1,195 @@
+"""Suffixes behind the base run's keys and values give what whole forwards with hooks give."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import resstream as rs
+from resstream.stream.model import StreamModel
+from resstream.stream.sites import block_site
+from resstream.sweep.arguments import NotPackableError, find_axes, probe_tokens
+from resstream.sweep.attention import hearing
+from resstream.sweep.cells import run_cells, run_pairs, without_no_ops
+from resstream.sweep.patches import Cell, patched_layers
+from resstream.sweep.prefix import prove_prefix
+from resstream.sweep.reference import run_by_hooks
+from resstream.sweep.starts import hear_base
+from resstream.sweep.variants import Edit, Variant
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD = {"head_dim": 8}
+MOE = {"num_local_experts": 4}
+GPT = {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
+    # What it is made of, and whether its suffixes can be run alone.
+    "llama": (SIZES, True),
+    "gpt2": (GPT | ENDS, True),
+    "gpt_neox": (SIZES, True),
+    "gemma3_text": (SIZES | HEAD | {"sliding_window": 4}, True),
+    "qwen3": (SIZES | HEAD, True),
+    "opt": (SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}, True),
+    "phi": (SIZES, True),
+    "falcon": (SIZES, True),
+    "mixtral": (SIZES | MOE, True),
+    "granitemoe": (SIZES | MOE | {"residual_multiplier": 0.3}, True),
+    "gptj": (GPT | ENDS | {"rotary_dim": 4}, True),
+    "gpt_oss": (SIZES | HEAD | MOE, False),
+    "mpt": (
+        {"d_model": 32, "n_layers": 3, "n_heads": 4, "vocab_size": 64, "max_seq_len": 64},
+        False,
+    ),
+    "bloom": ({"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64}, False),
+    "mamba": (
+        {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 64, "state_size": 4},
+        False,
+    ),
+}
+SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mixer_out")
+LENGTH = 7
+
+
+def make(family: str, dtype: torch.dtype = torch.float32) -> StreamModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **FAMILIES[family][0])
+    module = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return rs.load(module.to(dtype))
+
+
+def tokens(seed: int, batch: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 64, (batch, LENGTH), generator=generator)
+
+
+def by_hooks(model: StreamModel, run: Any, sequence: int, layer: int) -> torch.Tensor:
+    """The last position's logits with each position patched, from whole forwards ``[pos, vocab]``."""
+    source = run.source(layer)[sequence]
+    diagonal = torch.arange(LENGTH)
+
+    def change(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        del base
+        changed = value.clone()
+        changed[diagonal, diagonal] = source
+        return changed
+
+    variant = Variant("cells", (Edit(block_site(layer, run.site), change),))
+    own = run.base.tokens[sequence].expand(LENGTH, -1)
+    return run_by_hooks(model, own, variant)[:, -1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_cell_of_every_site_is_exact(family: str) -> None:
+    model = make(family)
+    proof = prove_prefix(model)
+    assert proof.proved == FAMILIES[family][1], proof.reason
+    assert proof.proved == (proof.reason == "")
+    checked = 0
+    for site in SITES:
+        if block_site(0, site) not in model.sites:
+            continue
+        layers = patched_layers(model, site)
+        run = run_pairs(
+            model, tokens(1), tokens(2), site=site, layers=layers, suffixes=proof.proved
+        )
+        places = [(s, layer) for s in range(2) for layer in layers]
+        cells = [Cell(*place, position) for place in places for position in range(LENGTH)]
+        with torch.no_grad():
+            found = model.readout(run_cells(model, run, cells, proof.axes, rows=16)[:, None])[:, 0]
+        for place, logits in zip(places, found.split(LENGTH), strict=True):
+            wanted = by_hooks(model, run, *place)
+            error = float((logits - wanted).abs().max() / wanted.abs().max())
+            assert error <= 1e-5, (site, place)
+            checked += LENGTH
+    assert checked >= 3 * 2 * 3 * LENGTH
+
+
+def test_float64_is_exact_to_the_last_digits() -> None:
+    model = make("gpt2", torch.float64)
+    proof = prove_prefix(model)
+    run = run_pairs(model, tokens(1), tokens(2), site="resid_pre", layers=(0, 1, 2), suffixes=True)
+    cells = [Cell(0, layer, position) for layer in range(3) for position in range(LENGTH)]
+    with torch.no_grad():
+        found = model.readout(run_cells(model, run, cells, proof.axes)[:, None])[:, 0]
+    wanted = torch.cat([by_hooks(model, run, 0, layer) for layer in range(3)])
+    assert float((found - wanted).abs().max()) < 1e-10
+
+
+def test_cells_without_effect_are_those_left_out() -> None:
+    """What is left out changes nothing, and most of what is not left out does."""
+    model = make("llama")
+    proof = prove_prefix(model)
+    target = tokens(1, batch=1)
+    source = target.clone()
+    source[0, 3] = 5
+    run = run_pairs(model, target, source, site="mlp_out", layers=(0, 1, 2), suffixes=True)
+    cells = [Cell(0, layer, position) for layer in range(3) for position in range(LENGTH)]
+    kept = without_no_ops(run, cells, [3], None, 3)
+    left_out = [cell for cell in cells if cell not in kept]
+    assert {cell.position for cell in left_out} >= {0, 1, 2}
+    assert Cell(0, 2, 4) in left_out  # the last block's write is read at the last position only
+    before = run.final[0]
+    after = run_cells(model, run, left_out, proof.axes)
+    assert float((after - before).abs().max() / before.abs().max()) < 1e-6
+    changed = run_cells(model, run, kept, proof.axes)
+    moved = (changed - before).abs().amax(1) > 1e-6 * before.abs().max()
+    assert bool(moved.all())
+
+
+def test_chunking_does_not_change_the_numbers() -> None:
+    model = make("llama")
+    axes = prove_prefix(model).axes
+    run = run_pairs(model, tokens(1), tokens(2), site="resid_pre", layers=(0, 1, 2), suffixes=True)
+    cells = [Cell(s, k, p) for s in range(2) for k in range(3) for p in range(LENGTH)]
+    whole = run_cells(model, run, cells, axes, rows=10_000)
+    for rows in (1, 7, 20):
+        parts = run_cells(model, run, cells, axes, rows=rows)
+        assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_base_run_keeps_what_it_is_asked_for() -> None:
+    model = make("llama")
+    ids = tokens(1)
+    run = hear_base(model, ids, site="attn_out", layers=(1,), attention=1)
+    assert set(run.values) == {1}
+    assert len(run.attention) == 3
+    assert run.attention[0].key.shape[0] == 1
+    assert torch.equal(model.readout(run.streams[-1]), model.forward(ids))
+
+
+def test_attention_is_heard_once_a_block() -> None:
+    model = make("llama")
+    with hearing() as heard, torch.no_grad():
+        model.forward(tokens(1))
+    assert len(heard) == model.spec.n_layers
+
+
+def test_axes_are_seen_not_guessed() -> None:
+    """Where the head is as wide as the sequence is long, sizes alone would not tell."""
+    model = make("llama")
+    angles = find_axes(model)[0]["position_embeddings", 0]
+    assert angles.positions == (1,)
+    assert find_axes(make("bloom"))[0]
+
+
+def test_models_that_call_attention_otherwise_are_told() -> None:
+    model = make("mamba")
+    with pytest.raises(NotPackableError, match="calls attention 0 times"):
+        hear_base(model, probe_tokens(model, 1, 4), attention=None)
