@@ -54,10 +54,15 @@ def _estimate(model: StreamModel, batch: Batch) -> Float[np.ndarray, "write batc
     hooks = {write.site: keep(write.site) for write in model.spec.writes}
     with torch.enable_grad(), model.hooked({first: cut, **hooks}):
         loss = token_losses(model.forward(batch.tokens), batch.tokens).sum()
-        gradients = torch.autograd.grad(loss, list(writes.values()))
-    named = dict(zip(writes, gradients, strict=True))
-    rows = [
-        -(named[write.site].double() * writes[write.site].detach().double()).sum((1, 2))
-        for write in model.spec.writes
-    ]
-    return torch.stack(rows).cpu().numpy()
+        # A write that an edit has replaced by a constant has no gradient, and nothing to lose.
+        moving = {site: value for site, value in writes.items() if value.requires_grad}
+        gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
+    named = dict(zip(moving, gradients, strict=True))
+    rows = [_overlap(writes[write.site], named.get(write.site)) for write in model.spec.writes]
+    return torch.stack(rows).numpy()
+
+
+def _overlap(write: Tensor, gradient: Tensor | None) -> Float[Tensor, " batch"]:
+    if gradient is None:
+        return torch.zeros(write.shape[0], dtype=torch.float64)
+    return -(gradient.double() * write.detach().double()).sum((1, 2)).cpu()

@@ -66,7 +66,8 @@ def p_below_zero(means: Float[np.ndarray, " document"]) -> float:
         return 1.0
     if np.ptp(means) == 0:
         return 0.0 if means[0] < 0 else 1.0
-    return float(ttest_1samp(means, 0.0, alternative="less").pvalue)
+    _, p_value = ttest_1samp(means, 0.0, alternative="less")
+    return float(p_value)
 
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:

@@ -8,6 +8,7 @@ without that fault: whoever looks healthy then was a victim.  Writes that look d
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -135,11 +136,11 @@ class _Case:
         for _ in range(_MAX_ROUNDS):
             suspects = [s for s in self._suspects(readings, estimates) if s.index not in accused]
             decided = rules.decide_pollution(suspects, readings, self.lab)
-            proved = [(s, d.finding, d.repair) for s, d in decided if d.finding and d.repair]
+            proved = [_Proved(s, d.finding, d.repair) for s, d in decided if d.finding and d.repair]
             if not proved:
                 findings += [d.finding for _, d in decided if d.finding]
                 break
-            culprit, finding, repair = min(proved, key=lambda item: _gain(item[2]))
+            culprit, finding, repair = _culprit(proved)
             before = readings
             findings.append(finding)
             accused.add(culprit.index)
@@ -205,6 +206,24 @@ class _Case:
             writes=_rows(readings, estimates),
             experiments=tuple(outcome.experiment for outcome in self.lab.done),
         )
+
+
+class _Proved(NamedTuple):
+    """A suspect that was confirmed, and the trial that repairs it."""
+
+    suspect: rules.Suspect
+    finding: Finding
+    repair: Outcome
+
+
+def _culprit(proved: Sequence[_Proved]) -> _Proved:
+    """The write whose repair helps most, by the rule that says most about it.
+
+    Harm alone (RS203) says less than size or channel, though taking a bad write away may help more.
+    """
+    best = min(proved, key=lambda item: _gain(item.repair))
+    same = [item for item in proved if item.suspect.index == best.suspect.index]
+    return min(same, key=lambda item: (item.suspect.code == "RS203", _gain(item.repair)))
 
 
 def _gain(outcome: Outcome) -> float:

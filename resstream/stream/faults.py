@@ -49,7 +49,7 @@ class _Target:
             raise ConfigError(
                 f"write must be one of {names} in layer {self.layer}, got {self.write}"
             )
-        return found[0] if found else writes[0]
+        return next(iter(found or writes))
 
     @property
     def amount(self) -> float:

@@ -133,7 +133,8 @@ def test_rope_base_changes_the_output(model: StreamModel) -> None:
         before = model.forward(tokens)
         inject(model, "rope_base", layer=0, severity=100.0)
         assert not torch.equal(model.forward(tokens), before)
-    assert model.module.config.rope_parameters["rope_theta"] == 100.0
+    config: Any = model.module.config
+    assert config.rope_parameters["rope_theta"] == 100.0
 
 
 def test_stale(model: StreamModel, tiny_llama: Any) -> None:
