@@ -4,17 +4,16 @@ Nothing is unpickled: safetensors are preferred and torch files are read with ``
 (transformers' default).  Code that comes with a checkpoint runs only if the caller says so.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from resstream.errors import CheckpointError, UnsupportedModelError
+from resstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from resstream.stream.model import StreamModel
+from resstream.stream.quiet import quiet
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -43,24 +42,27 @@ def load(
 
     Raises:
         CheckpointError: The checkpoint is missing, damaged or incomplete.
+        ConfigError: The device can't be used here.
         UnsupportedModelError: The model is an encoder-decoder.
         DiscoveryError: No single residual stream was found, or its replay differs from the model.
     """
     if isinstance(source, StreamModel):
         return source
+    place = _device(device)
     if isinstance(source, nn.Module):
-        return _from_module(source, dtype, device, tokenizer, example)
+        return _from_module(source, dtype, place, tokenizer, example)
     kind = _dtype(dtype)
     text = str(source)
-    if text.partition(":")[0] == "demo" and not Path(text).exists():
-        from resstream.stream.demo import load_demo
+    with quiet():
+        if text.partition(":")[0] == "demo" and not Path(text).exists():
+            from resstream.stream.demo import load_demo
 
-        module, own = load_demo(text)
-        module.to(device=device, dtype=kind)
-    else:
-        with _quiet():
+            module, own = load_demo(text)
+            module.to(dtype=kind)
+        else:
             module, own = _from_checkpoint(text, kind, trust_remote_code=trust_remote_code)
-        module.to(device=device) if device is not None else None
+    if place is not None:
+        module.to(device=place)
     return StreamModel(module, name=text, tokenizer=tokenizer or own, example=example)
 
 
@@ -70,6 +72,18 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     found = getattr(torch, dtype or "float32", None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise CheckpointError(f"dtype must be float32, float64, bfloat16 or float16, got {dtype!r}")
+    return found
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    """The device of that name, if there is one here."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as err:
+        raise ConfigError(f"device {str(device)!r} can't be used: {_one_line(err)}") from err
     return found
 
 
@@ -192,19 +206,3 @@ def _one_line(err: Exception) -> str:
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     text = lines[0] if lines else type(err).__name__
     return text if len(text) < 300 else text[:297] + "..."
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and advice off the terminal while a checkpoint loads."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

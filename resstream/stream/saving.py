@@ -5,6 +5,7 @@ from pathlib import Path
 from resstream.errors import UnsupportedModelError
 from resstream.stream.files import write_directory
 from resstream.stream.model import StreamModel
+from resstream.stream.quiet import quiet
 
 
 def save_model(model: StreamModel, directory: str | Path) -> Path:
@@ -19,7 +20,7 @@ def save_model(model: StreamModel, directory: str | Path) -> Path:
         raise UnsupportedModelError(
             f"{model.name} is no Hugging Face model; save its state_dict with safetensors"
         )
-    with write_directory(directory) as part:
+    with quiet(), write_directory(directory) as part:
         save(part)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(part)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from resstream.errors import CheckpointError, UnsupportedModelError
+from resstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from resstream.stream.loading import load
 from resstream.stream.model import StreamModel
 from resstream.stream.saving import save_model
@@ -39,6 +39,12 @@ def test_dtype(checkpoint: Path) -> None:
     assert not any(block.opaque for block in model.spec.blocks)
     with pytest.raises(CheckpointError, match=r"dtype must be float32, .* got 'int8'"):
         load(checkpoint, dtype="int8")
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "abacus"])
+def test_a_device_that_is_not_there(checkpoint: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device '{device}' can't be used"):
+        load(checkpoint, device=device)
 
 
 def test_save_and_load_again(checkpoint: Path, tmp_path: Path) -> None:
