@@ -176,8 +176,8 @@ def attribution_bars(
     if len(values) > most:
         names.append(f"{len(values) - most} others, summed")
         sizes = np.append(sizes, values.sum() - sizes.sum())
-    figure = new_figure(title, height=66 + 20 * len(names))
-    figure.update_layout(margin_t=12)
+    figure = new_figure(title, height=84 + 20 * len(names))
+    figure.update_layout(margin_t=30)
     rows = np.arange(len(names))
     figure.add_bar(
         x=sizes,

@@ -39,8 +39,8 @@ def interval_rows(
     Returns:
         The figure.
     """
-    figure = new_figure(title, height=76 + _ROW_PIXELS * len(rows))
-    figure.update_layout(margin_t=12)
+    figure = new_figure(title, height=94 + _ROW_PIXELS * len(rows))
+    figure.update_layout(margin_t=30)
     places = np.arange(len(rows))
     for colour, wanted in ((POSITIVE, False), (ALARM, True)):
         chosen = np.array([row.alarming is wanted for row in rows], dtype=np.bool_)

@@ -17,8 +17,15 @@ _LINE_CHARS = 44
 
 
 def escape_label(text: str) -> str:
-    """`text` as Plotly shows it literally: no tags, no entities, no TeX."""
-    return "".join(_ENTITIES.get(char, char) for char in text)
+    """`text` as Plotly shows it literally: no markup, no TeX, nothing unseen but blanks."""
+    return "".join(_ENTITIES.get(char) or _seen(char) for char in text)
+
+
+def _seen(char: str) -> str:
+    """The character, or its number if it can't be seen."""
+    if char != " " and unicodedata.category(char) in _UNSEEN:
+        return f"\\u{ord(char):04x}"
+    return char
 
 
 def axis_title(text: str) -> str:
@@ -33,20 +40,12 @@ def visible(text: str, *, limit: int | None = None) -> str:
     so that no token can look like another or disorder the labels beside it.  Not escaped: this is
     for HTML and terminals too.
     """
-    shown = "".join(_visible_char(char) for char in text)
+    shown = "".join(_VISIBLE.get(char) or _seen(char) for char in text)
     if shown and unicodedata.combining(shown[0]):
         shown = "◌" + shown
     if limit is not None and len(shown) > limit:
         shown = shown[: limit - 1] + _ELLIPSIS
     return shown
-
-
-def _visible_char(char: str) -> str:
-    if char in _VISIBLE:
-        return _VISIBLE[char]
-    if unicodedata.category(char) in _UNSEEN:
-        return f"\\u{ord(char):04x}"
-    return char
 
 
 def token_label(token: str, index: int | None = None, *, limit: int = 14) -> str:

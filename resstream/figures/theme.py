@@ -147,7 +147,7 @@ def template(mode: Mode = "light") -> "go.layout.Template":
         xaxis=axis,
         yaxis=axis,
         hoverlabel={"bgcolor": surface.panel, "font": {"color": surface.text}},
-        legend={"orientation": "h", "x": 0, "yref": "container", "yanchor": "top"},
+        legend={"orientation": "h", "x": 0, "yref": "container", "y": 1, "yanchor": "top"},
         annotationdefaults={"font": {"size": 12, "color": surface.text}},
         margin={"l": 56, "r": 16, "t": _LEGEND_PIXELS, "b": 48},
         hovermode="closest",
@@ -168,9 +168,7 @@ def new_figure(title: str | None = None, *, height: int = 360, headroom: int = 0
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    figure.update_layout(
-        template=template("light"), height=height, margin_t=_LEGEND_PIXELS, legend_y=1
-    )
+    figure.update_layout(template=template("light"), height=height, margin_t=_LEGEND_PIXELS)
     add_headroom(figure, headroom)
     if title is not None:
         add_headroom(figure, _TITLE_PIXELS)
@@ -185,6 +183,7 @@ def add_headroom(figure: "go.Figure", pixels: int) -> None:
     """Make the figure higher by `pixels`, which come to lie free between legend and plot."""
     layout: Any = figure.layout
     height = layout.height + pixels
-    layout.legend.y = 1 - (1 - layout.legend.y) * layout.height / height
+    if layout.legend.y is not None:
+        layout.legend.y = 1 - (1 - layout.legend.y) * layout.height / height
     layout.margin.t += pixels
     layout.height = height

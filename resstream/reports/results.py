@@ -10,6 +10,7 @@ from resstream.stream.result import Result
 
 _KINDS = {
     "resstream.ablate/1": "resstream.analysis.ablation:AblationResult",
+    "resstream.attribute/1": "resstream.analysis.direct_logit_attribution:AttributionResult",
     "resstream.attribution_patch/1": (
         "resstream.analysis.attribution_patching:AttributionPatchResult"
     ),

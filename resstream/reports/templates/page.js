@@ -11,7 +11,7 @@
       const figure = figures[index];
       const layout = { ...figure.layout, template: templates[mode] };
       if (width) layout.width = width;
-      Plotly.react(place, figure.data, layout, {
+      const drawn = Plotly.react(place, figure.data, layout, {
         responsive: true,
         displaylogo: false,
         displayModeBar: narrow.matches ? false : "hover",
@@ -19,6 +19,8 @@
         plotlyServerURL: "",
         scrollZoom: false,
       });
+      // Without this a figure keeps the width that it had on paper.
+      if (!width) drawn.then(() => Plotly.Plots.resize(place));
     });
   }
   const show = () => draw(dark.matches ? "dark" : "light");
