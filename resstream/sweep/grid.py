@@ -217,7 +217,7 @@ class Grid:
 
     def run(self, *, journal: Journal | None = None, progress: Progress | None = None) -> GridRun:
         """Run it, keeping finished chunks in `journal`."""
-        done = GridRun([PairPatch(np.nan, np.nan, np.empty(0)) for _ in self.pairs])
+        done = GridRun([PairPatch(np.nan, np.nan, np.empty((0, 0, 0))) for _ in self.pairs])
         total = self.plan().layer_tokens if progress is not None else 0
 
         def count(tokens: int) -> None:

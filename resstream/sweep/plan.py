@@ -17,6 +17,8 @@ from resstream.sweep.patches import Cell
 
 _MOST_PAIRS = 16
 """Pairs that share one base run: more would not make the products faster."""
+_STATE_ROWS = 8 * ROWS
+"""Rows of all variants of a chunk: enough for large products, and little to lose if interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ def share_memory(model: StreamModel, length: int, memory: int, *, keeps_values: 
             f"{show_bytes(memory)}; allow more or shorten the prompts"
         )
     pairs = max(1, min(_MOST_PAIRS, (memory - fixed) // 2 // one))
-    return Budget(pairs, rows, memory - fixed - pairs * one)
+    most = max(variant_bytes(model, _STATE_ROWS), variant_bytes(model, length))
+    return Budget(pairs, rows, min(most, memory - fixed - pairs * one))
 
 
 def bucket_pairs(lengths: Sequence[int], budgets: dict[int, Budget]) -> list[tuple[int, ...]]:

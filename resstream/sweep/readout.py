@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -11,13 +12,15 @@ from resstream.stream.model import StreamModel
 from resstream.stream.writers import tolerance
 
 _BYTES_AT_ONCE = 64 << 20
+_CUTS: WeakKeyDictionary[StreamModel, bool] = WeakKeyDictionary()
+"""Models for which it was tried, and whether it gave the same."""
 
 
 class Readout:
     """Logits of last streams, for chosen tokens or for the whole vocabulary.
 
     The head's matrix is cut to the rows of the chosen tokens where that gives the same logits,
-    which is tried on the streams at hand; else the whole vocabulary is computed and cut after.
+    which is tried once per model; else the whole vocabulary is computed and cut after.
 
     Args:
         model: A language model.
@@ -31,7 +34,9 @@ class Readout:
         self._cut = False
         if columns is not None:
             self._columns = torch.tensor(columns, device=model.device)
-            self._cut = self._can_cut(example)
+            if model not in _CUTS:
+                _CUTS[model] = self._can_cut(example)
+            self._cut = _CUTS[model]
 
     @torch.no_grad()
     def __call__(self, streams: Float[Tensor, "row d_model"]) -> Float[Tensor, "row token"]:

@@ -30,7 +30,7 @@ OWN = {
     # Bounded here: a file of gigabytes must not run for days because nobody gave a number.
     "sequences",
     # A pair may be spelled out, and a sweep planned or gone on with.
-    "answer", "clean", "corrupted", "plan", "resume", "wrong",
+    "answer", "clean", "corrupted", "pairs", "plan", "resume", "wrong",
 }  # fmt: skip
 
 

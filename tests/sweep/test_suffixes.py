@@ -79,7 +79,7 @@ def tokens(seed: int, batch: int = 2) -> torch.Tensor:
 
 
 def by_hooks(model: StreamModel, run: Any, sequence: int, layer: int) -> torch.Tensor:
-    """The last position's logits with each position patched, from whole forwards ``[pos, vocab]``."""
+    """Last logits with each position patched, from whole forwards: ``[pos, d_vocab]``."""
     source = run.source(layer)[sequence]
     diagonal = torch.arange(LENGTH)
 
