@@ -133,13 +133,23 @@ class _Case:
     ) -> list[Finding]:
         findings: list[Finding] = []
         accused: set[int] = set()
+        harmful: set[int] | None = None
         for _ in range(_MAX_ROUNDS):
-            suspects = [s for s in self._suspects(readings, estimates) if s.index not in accused]
+            suspects = [
+                suspect
+                for suspect in self._suspects(readings, estimates)
+                if suspect.index not in accused
+                and (suspect.code != "RS203" or harmful is None or suspect.index in harmful)
+            ]
             decided = rules.decide_pollution(suspects, readings, self.lab)
             proved = [_Proved(s, d.finding, d.repair) for s, d in decided if d.finding and d.repair]
             if not proved:
                 findings += [d.finding for _, d in decided if d.finding]
                 break
+            if harmful is None:
+                # A repair may be crude (a write taken away), and what then looks harmful only
+                # misses it: harm counts as a finding if it was there before the repair as well.
+                harmful = {item.suspect.index for item in proved}
             culprit, finding, repair = _culprit(proved)
             before = readings
             findings.append(finding)

@@ -18,8 +18,10 @@ from resstream.checks.readings import Readings
 from resstream.checks.report import Evidence, Finding, Severity, Status
 from resstream.sweep.variants import scale, zero
 
-LARGE_RATIO, FAINT_RATIO, UNUSUAL_Z = 2.5, 0.02, 6.0
+LARGE_RATIO, FAINT_RATIO = 2.5, 0.02
 """A write this many times its neighbours' size, or this small a part of it, may be suspected."""
+UNUSUAL_Z = 3.0
+"""Robust z-score from which a write stands out; low, because an experiment has the last word."""
 LARGE_SHARE = 0.3
 """Part of the squared norm in one channel from which it may be suspected."""
 IDLE_NATS = 0.01
@@ -151,24 +153,24 @@ def decide_pollution(
 ) -> list[tuple[Suspect, Decision]]:
     """Try every suspect of RS201, RS202 and RS203, corrected for the number of tests (Holm).
 
-    A first glance at a few sequences clears those whose repair does harm and chooses the better of
-    two repairs; what is left is tried on the whole text.
+    A first glance at a few sequences clears those whose repair does harm; what is left is tried on
+    the whole text, with all of its repairs, of which the best counts.
     """
-    trials = [trial for suspect in suspects for trial in suspect.trials]
-    glances = iter(lab.glance(trials) if trials else ())
-    best = [min((next(glances) for _ in s.trials), key=lambda o: o.effect) for s in suspects]
+    glances = lab.glance([suspect.trials[0] for suspect in suspects]) if suspects else []
     left = [
-        (suspect, seen.trial)
-        for suspect, seen in zip(suspects, best, strict=True)
+        suspect
+        for suspect, seen in zip(suspects, glances, strict=True)
         if (seen.effect <= _UNDECIDED_NATS if lab.informative else suspect.code != "RS203")
     ]
-    outcomes = lab.run([trial for _, trial in left]) if left else []
+    trials = [trial for suspect in left for trial in suspect.trials]
+    outcomes = iter(lab.run(trials) if trials else ())
+    best = [min((next(outcomes) for _ in s.trials), key=lambda o: o.effect) for s in left]
     # The estimates looked at every write, so that many tests were made, not only those that ran.
     p_values = np.ones(max(len(readings.writes), len(suspects)))
-    p_values[: len(outcomes)] = [outcome.p_better for outcome in outcomes]
+    p_values[: len(best)] = [outcome.p_better for outcome in best]
     return [
         (suspect, _decide_one(suspect, outcome, float(p), readings, lab))
-        for (suspect, _), outcome, p in zip(left, outcomes, holm(p_values), strict=False)
+        for suspect, outcome, p in zip(left, best, holm(p_values), strict=False)
     ]
 
 

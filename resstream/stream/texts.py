@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +195,8 @@ def _read(model: "StreamModel", texts: Any) -> tuple[list[str], str]:
 def _default_text(model: "StreamModel") -> tuple[list[str], str]:
     assets = files("resstream.stream") / "assets"
     if model.name.partition(":")[0] == "demo":
-        return [(assets / "demo" / "sample.txt").read_text("utf-8")], "held-out stories of the demo"
+        with as_file(assets / "demo" / "sample.jsonl") as file:
+            return _read_file(file), "held-out stories of the demo"
     text = (assets / "the_verdict.txt").read_text("utf-8")
     return [text], "The Verdict (Edith Wharton, 1908)"
 
