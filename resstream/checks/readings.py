@@ -83,16 +83,38 @@ def neighbours_of(writes: tuple[WriteSpec, ...], index: int) -> list[int]:
 def _against_neighbours(
     values: Float[np.ndarray, " write"], writes: tuple[WriteSpec, ...], floor: float
 ) -> tuple[Float[np.ndarray, " write"], Float[np.ndarray, " write"]]:
-    """Median of the neighbours and robust z-score of each write; 0 where all are alike."""
+    """What the neighbours lead one to expect of each write, and its robust z-score; 0 if alike.
+
+    A fault may lift (or sink) everything behind it, so that the neighbours on the two sides differ
+    and the spread of all of them hides the culprit.  A write that stands out from both sides in one
+    direction is therefore scored by the nearer side, and held against the side before it, which
+    the fault can't have touched.
+    """
     centre, z = np.full(len(values), np.nan), np.zeros(len(values))
     for index, value in enumerate(values):
-        near = values[neighbours_of(writes, index)]
-        near = near[~np.isnan(near)]
-        if near.size == 0:
+        near = neighbours_of(writes, index)
+        centre[index], z[index] = _score(value, values[near], floor)
+        before = [row for row in near if writes[row].layer < writes[index].layer]
+        after = [row for row in near if writes[row].layer > writes[index].layer]
+        if min(len(before), len(after)) < 2:
             continue
-        centre[index] = np.median(near)
-        if value == centre[index] or np.isneginf(centre[index]):
-            continue  # alike, or nothing is written anywhere around: nothing stands out
-        spread = _MAD_TO_STD * np.median(np.abs(near[np.isfinite(near)] - centre[index]))
-        z[index] = (value - centre[index]) / max(float(spread), floor)
+        expected, left = _score(value, values[before], floor)
+        _, right = _score(value, values[after], floor)
+        peak = min(left, right, key=abs) if left * right > 0 else 0.0
+        if abs(peak) > abs(z[index]):
+            centre[index], z[index] = expected, peak
     return centre, z
+
+
+def _score(
+    value: float, near: Float[np.ndarray, " neighbour"], floor: float
+) -> tuple[float, float]:
+    near = near[~np.isnan(near)]
+    if near.size == 0:
+        return np.nan, 0.0
+    centre = float(np.median(near))
+    if value == centre or np.isneginf(centre):
+        return centre, 0.0  # alike, or nothing is written anywhere around: nothing stands out
+    finite = near[np.isfinite(near)]
+    spread = _MAD_TO_STD * float(np.median(np.abs(finite - centre)))
+    return centre, (value - centre) / max(spread, floor)

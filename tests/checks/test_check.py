@@ -147,6 +147,20 @@ def test_neighbours_are_of_one_kind_and_near(tiny_llama: Any) -> None:
     assert labels == ["L1 attn", "L2 attn", "L3 attn"]
 
 
+def test_a_culprit_that_lifts_all_behind_it_still_stands_out(tiny_llama: Any) -> None:
+    """Norms of SmolLM2's MLPs with one output matrix times 16: what reads the stream is larger."""
+    from resstream.checks.readings import _against_neighbours
+
+    writes = load(tiny_llama(num_hidden_layers=12)).spec.writes
+    norms = [45.4, 15.9, 17.6, 18.2, 21.5, 23.0, 387.9, 88.0, 90.6, 89.8, 89.0, 83.2]
+    values = np.full(24, np.nan)
+    values[1::2] = np.log(norms)
+    expected, z = _against_neighbours(values, writes, 0.15)
+    assert z[13] > 6
+    assert np.exp(expected[13]) == pytest.approx(21.5)
+    assert np.abs(z[15:]).max() < 3
+
+
 def test_clipping_a_channel_brings_it_to_the_size_of_the_others() -> None:
     value = torch.ones(1, 1, 9)
     value[..., 4] = -50
