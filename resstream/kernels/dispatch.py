@@ -195,7 +195,6 @@ def _scattered(operands: WriteOperands) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
 def _unavailable(device: torch.device, impl: Impl) -> str | None:
     """Why the Triton kernels can't run on this device; None if they can."""
     if find_spec("triton") is None:
@@ -207,6 +206,11 @@ def _unavailable(device: torch.device, impl: Impl) -> str | None:
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
         return "the device is older than compute capability 8.0 (no bfloat16)"
     return None
+
+
+# To torch.compile the answer is a constant.  `torch.compiler.assume_constant_result` sets this mark
+# too, but imports torch._dynamo for it, which takes seconds.
+_unavailable._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _is_interpreted() -> bool:

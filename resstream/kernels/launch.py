@@ -156,7 +156,8 @@ class _Backward:
     def run(self) -> Gradients:
         """Launch the one kernel or the two."""
         one = _choice(launch_table.BACKWARD, self.width, self.device)
-        fresh, wants = _maker(self.device), self._column_sums()
+        # Without rows no program runs, and nothing would fill the sums.
+        fresh, wants = _maker(self.device, zero=self.n_rows == 0), self._column_sums()
         if one:
             n_slices = n_programs = _programs(one, self.n_rows, self.device)
             sums = tuple(fresh(want, n_slices, self.width) for want in wants)
@@ -184,7 +185,8 @@ class _Backward:
 
         kernel: Any = write_backward
 
-        operands, wanted, fresh = self.operands, self.wanted, _maker(self.device)
+        operands, wanted = self.operands, self.wanted
+        fresh = _maker(self.device, zero=self.n_rows == 0)
         stream, branch = operands.stream, operands.branch
         dx = fresh(wanted.stream, *self.shape, dtype=stream.dtype)
         dy = fresh(wanted.branch and not self.shared, *self.shape, dtype=branch.dtype)
@@ -277,11 +279,12 @@ def _stride(rows: Tensor | None) -> int:
     return 0 if rows is None else rows.stride(0)
 
 
-def _maker(device: torch.device) -> Any:
-    """A function that makes an empty tensor, or None where none is wanted."""
+def _maker(device: torch.device, *, zero: bool = False) -> Any:
+    """A function that makes an empty (or zero) tensor, or None where none is wanted."""
+    make = torch.zeros if zero else torch.empty
 
     def fresh(want: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return torch.empty(shape, dtype=dtype, device=device) if want else None
+        return make(shape, dtype=dtype, device=device) if want else None
 
     return fresh
 
@@ -306,8 +309,9 @@ def _block(width: int) -> int:
 
 
 def _piece(launch: Launch, width: int) -> int:
-    """Channels that a warp holds side by side: 16 bytes of a 16-bit type in each of 32 threads."""
-    return min(256, _block(width) // launch.warps)
+    """Channels that a warp holds side by side: 16 bytes of a 16-bit type in each thread."""
+    threads = 32 if torch.version.hip is None else 64
+    return min(8 * threads, _block(width) // launch.warps)
 
 
 def _constants(width: int, launch: Launch, options: WriteOptions, norm: Any) -> dict[str, Any]:

@@ -152,14 +152,17 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     n_inputs = _N_OPERANDS + len(ctx.rest) + 1
-    if grads[0] is None and grads[1] is None:
+    norm = ctx.rest[2]
+    # Without a norm the normed stream is an empty tensor, for which torch may send a gradient.
+    dnew, dnormed = grads[0], grads[1] if norm else None
+    if dnew is None and dnormed is None:
         return (None,) * n_inputs
     new, rstd, mean, *tensors = ctx.saved_tensors
     found = torch.ops.resstream.write_backward(
-        *grads[:2], new, rstd, mean, list(ctx.wanted), *tensors, *ctx.rest
+        dnew, dnormed, new, rstd, mean, list(ctx.wanted), *tensors, *ctx.rest
     )
     operands, options = _unpack((*tensors, *ctx.rest))
-    given = launch.obtainable(options, grads[1] is not None, ctx.wanted)
+    given = launch.obtainable(options, dnormed is not None, ctx.wanted)
     gradients = [g if is_given else None for g, is_given in zip(found, given, strict=True)]
     if launch.is_shared(operands, ctx.wanted):
         gradients[1] = gradients[0]

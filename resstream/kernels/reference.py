@@ -16,7 +16,7 @@ The form is the cheap one: reductions that torch does without temporaries, and N
 which on a CPU is several times faster than ``abs().max()``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,6 +41,9 @@ STATISTICS = (
 infinite where `n_nonfinite` is 0 means that a square overflowed.  `max_abs` (infinite if any
 channel is not finite), `max_channel` (the first such channel) and `n_nonfinite` speak of the new
 stream."""
+
+_BLOCK_ELEMENTS = 2**17
+"""Elements of the stream that are worked on at a time on a CPU: 512 KiB of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,29 +105,72 @@ def reference_write(operands: WriteOperands, options: WriteOptions) -> ResidualW
     Returns:
         The new stream, its normed form and the statistics, as far as asked for.
     """
-    write, exact = combine(operands)
-    new = _round_to(exact, operands.stream.dtype)
-    new_norm = None
+    n_rows = max(1, _BLOCK_ELEMENTS // operands.stream.shape[-1])
+    if operands.stream.numel() <= n_rows * operands.stream.shape[-1] or not _can_be_cut(operands):
+        return _write(operands, options)
+    return _write_by_blocks(operands, options, n_rows)
+
+
+def _can_be_cut(operands: WriteOperands) -> bool:
+    """Whether rows may be taken by themselves: on a CPU, unrecorded, all with one scale."""
+    tensors = [value for value in vars(operands).values() if isinstance(value, Tensor)]
+    on_host = operands.stream.device.type == "cpu"
+    one_scale = all(tensor.ndim <= 1 or tensor.numel() == 1 for tensor in tensors[2:])
+    return on_host and one_scale and not _is_recorded(*tensors)
+
+
+def _write_by_blocks(operands: WriteOperands, options: WriteOptions, n_rows: int) -> ResidualWrite:
+    """A block of rows at a time, so that what lies between the steps stays in the cache."""
+    width = operands.stream.shape[-1]
+    stream, branch = operands.stream.reshape(-1, width), operands.branch.reshape(-1, width)
+    whole: tuple[Tensor, ...] = ()
+    for start in range(0, len(stream), n_rows):
+        rows = slice(start, start + n_rows)
+        part = _write(replace(operands, stream=stream[rows], branch=branch[rows]), options)
+        found = [value for value in part if value is not None]
+        whole = whole or tuple(v.new_empty(len(stream), v.shape[-1]) for v in found)
+        for target, value in zip(whole, found, strict=True):
+            target[rows] = value
+    shape = operands.stream.shape[:-1]
+    shaped = iter([values.reshape(*shape, values.shape[-1]) for values in whole])
+    return ResidualWrite(
+        next(shaped),
+        None if options.norm is None else next(shaped),
+        next(shaped) if options.stats else None,
+    )
+
+
+def _write(operands: WriteOperands, options: WriteOptions) -> ResidualWrite:
+    wide = widen(operands)
+    write, exact = combine(wide)
+    stored, new = _stored(exact, operands.stream.dtype)
+    new_norm = stats = normed = None
     if options.stats or options.norm == "rms":
         new_norm = torch.linalg.vector_norm(new, dim=-1, keepdim=True)
-    normed = None if options.norm is None else normalize(new, operands, options, new_norm)
-    stats = None
     if options.stats and new_norm is not None:
-        stats = measure(operands, write, new, new_norm)
-    return ResidualWrite(new.to(operands.stream.dtype), normed, stats)
+        stats = measure(wide, write, new, new_norm)
+    if options.norm is not None:
+        spare = write if write is not wide.branch and not _is_recorded(write, new) else None
+        normed = normalize(new, wide, options, new_norm, spare)
+    return ResidualWrite(stored, normed, stats)
+
+
+def widen(operands: WriteOperands) -> WriteOperands:
+    """The operands with stream and branch in the dtype of the arithmetic."""
+    double = torch.float64 in (operands.stream.dtype, operands.branch.dtype)
+    compute = torch.float64 if double else torch.float32
+    return replace(operands, stream=operands.stream.to(compute), branch=operands.branch.to(compute))
 
 
 def combine(
-    operands: WriteOperands,
+    wide: WriteOperands,
 ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
-    """The write and the new stream before it is rounded, both in the dtype of the arithmetic."""
-    double = torch.float64 in (operands.stream.dtype, operands.branch.dtype)
-    compute = torch.float64 if double else torch.float32
-    write = operands.branch.to(compute)
-    if operands.layer_scale is not None:
-        write = operands.layer_scale.to(compute) * write
-    write = _times(operands.gain, write)
-    return write, _times(operands.skip_scale, operands.stream.to(compute)) + write
+    """The write and the new stream before it is rounded; operands as from `widen`."""
+    write = wide.branch
+    if wide.layer_scale is not None:
+        write = wide.layer_scale.to(write.dtype) * write
+    write = _times(wide.gain, write)
+    return write, _times(wide.skip_scale, wide.stream) + write
 
 
 def _times(factor: float | Tensor, values: Tensor) -> Tensor:
@@ -138,11 +184,31 @@ def _is_one(factor: float | Tensor) -> bool:
     return not isinstance(factor, Tensor) and factor == 1.0
 
 
+def _stored(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The new stream as stored, and the same values in the dtype of the arithmetic."""
+    stored = exact.to(dtype)
+    return stored, exact if dtype == exact.dtype else _passing(exact, stored)
+
+
+def _passing(values: Tensor, rounded: Tensor) -> Tensor:
+    """Rounded values in the dtype of `values`, whose gradient passes as if they were not."""
+    wide = rounded.detach().to(values.dtype)
+    return values + (wide - values.detach()) if values.requires_grad else wide
+
+
+def _is_recorded(*tensors: Tensor) -> bool:
+    """Whether a graph (autograd's or a compiler's) may still need the values of these tensors."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def normalize(
     new: Float[Tensor, "*batch d_model"],
     operands: WriteOperands,
     options: WriteOptions,
     new_norm: Float[Tensor, "*batch 1"] | None = None,
+    spare: Float[Tensor, "*batch d_model"] | None = None,
 ) -> Float[Tensor, "*batch d_model"]:
     """The stored stream as its next reader sees it.
 
@@ -151,6 +217,8 @@ def normalize(
         operands: Give weight and bias.
         options: Give the norm, eps, offset, cast and output dtype.
         new_norm: Norm of each row where it is known; spares one reading.
+        spare: A tensor of which nobody needs the values any more; the result may lie in it.  Memory
+            that was just used is several times faster than memory that is new.
     """
     width = new.shape[-1]
     if options.norm == "layer":
@@ -158,39 +226,31 @@ def normalize(
     else:
         known = new_norm is not None
         length = new_norm if known else torch.linalg.vector_norm(new, dim=-1, keepdim=True)
-        xhat = new * torch.rsqrt(length.square() / width + options.eps)
-    if options.cast == "hf":
-        xhat = _round_to(xhat, options.out_dtype)
+        xhat = torch.mul(new, torch.rsqrt(length.square() / width + options.eps), out=spare)
+    if options.cast == "hf" and torch.finfo(options.out_dtype).bits < torch.finfo(new.dtype).bits:
+        xhat = _passing(xhat, xhat.to(options.out_dtype))
     if operands.weight is not None:
         weight = operands.weight.to(new.dtype)
-        xhat = xhat * (weight + options.weight_offset if options.weight_offset else weight)
+        weight = weight + options.weight_offset if options.weight_offset else weight
+        xhat = torch.mul(xhat, weight, out=spare)
     if operands.bias is not None:
-        xhat = xhat + operands.bias.to(new.dtype)
+        xhat = torch.add(xhat, operands.bias.to(new.dtype), out=spare)
     return xhat.to(options.out_dtype)
-
-
-def _round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values rounded to `dtype` but kept in their own; the gradient is not rounded with them."""
-    if torch.finfo(dtype).bits >= torch.finfo(values.dtype).bits:
-        return values
-    if not values.requires_grad:
-        return values.to(dtype).to(values.dtype)
-    return values + (values.detach().to(dtype).to(values.dtype) - values.detach())
 
 
 @torch.no_grad()
 def measure(
-    operands: WriteOperands,
+    wide: WriteOperands,
     write: Float[Tensor, "*batch d_model"],
     new: Float[Tensor, "*batch d_model"],
     new_norm: Float[Tensor, "*batch 1"],
 ) -> Float[Tensor, "*batch 8"]:
-    """The statistics of one write, in the order of `STATISTICS`."""
-    stream = operands.stream.to(write.dtype)
+    """The statistics of one write, in the order of `STATISTICS`; operands as from `widen`."""
+    stream = wide.stream
     write_norm = torch.linalg.vector_norm(write, dim=-1)
     branch_norm = write_norm
-    if operands.layer_scale is not None or not _is_one(operands.gain):
-        branch_norm = torch.linalg.vector_norm(operands.branch.to(write.dtype), dim=-1)
+    if write is not wide.branch:
+        branch_norm = torch.linalg.vector_norm(wide.branch, dim=-1)
     is_host = new.device.type == "cpu" and not torch.compiler.is_compiling()
     dot = _dot_host(stream, write) if is_host else torch.linalg.vecdot(stream, write)
     extremes = _extremes_host(new, new_norm[..., 0]) if is_host else _extremes(new)
@@ -229,4 +289,4 @@ def _dot_host(stream: Tensor, write: Tensor) -> Tensor:
     """Inner product of each row; NumPy makes no temporary of the product."""
     pair = (stream.detach(), write.detach())
     rows = (values.reshape(-1, values.shape[-1]).numpy() for values in pair)
-    return torch.from_numpy(np.einsum("td,td->t", *rows)).reshape(stream.shape[:-1])
+    return torch.from_numpy(np.vecdot(*rows)).reshape(stream.shape[:-1])

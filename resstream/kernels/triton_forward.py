@@ -12,7 +12,8 @@ seconds for a reduction with a combine function of its own; both have a plain fo
 
 # A kernel's parameters are pointers and constants of the compiler: no annotation would say more.
 # ruff: noqa: ANN001, ANN201, N803, PLR0913, TID253
-# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
@@ -136,11 +137,11 @@ def row_statistics(
     values = (u * u, x * x, new * new, x * u, y * y, bad, size, at)
     if WARPS == 1:
         return tl.reduce(values, 1, merge)
-    shape: tl.constexpr = (new.shape[0], new.shape[1] // (WARPS * PIECE), WARPS, PIECE)
+    cut: tl.constexpr = (new.shape[0], new.shape[1] // (WARPS * PIECE), WARPS, PIECE)
     uu, xx, zz, xu, yy, bad, top, at = values
     pieces = (
-        tl.reshape(uu, shape), tl.reshape(xx, shape), tl.reshape(zz, shape), tl.reshape(xu, shape),
-        tl.reshape(yy, shape), tl.reshape(bad, shape), tl.reshape(top, shape), tl.reshape(at, shape),
+        tl.reshape(uu, cut), tl.reshape(xx, cut), tl.reshape(zz, cut), tl.reshape(xu, cut),
+        tl.reshape(yy, cut), tl.reshape(bad, cut), tl.reshape(top, cut), tl.reshape(at, cut),
     )  # fmt: skip
     # Over a thread's own pieces first: the other order took 29 registers more.
     uu, xx, zz, xu, yy, bad, top, at = tl.reduce(tl.reduce(pieces, 1, merge), 2, merge)

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from resstream.kernels import launch
-from resstream.kernels.reference import WriteOperands, WriteOptions, combine, measure, normalize
+from resstream.kernels.dispatch import residual_write
+from resstream.kernels.reference import (
+    WriteOperands,
+    WriteOptions,
+    combine,
+    measure,
+    normalize,
+)
 
 UNIT = 2.0**-24
 """Half a unit in the last place of float32 at 1."""
@@ -62,6 +69,22 @@ class Case:
             stats=self.stats,
         )
         return operands, options
+
+
+LAYOUTS = {
+    "row stride": lambda x: torch.cat([x, x], -1)[:, : x.shape[-1]],
+    "other order of axes": lambda x: x.t().contiguous().t(),
+    "expanded rows": lambda x: x[:1].expand_as(x),
+    "off by one element": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view_as(x),
+    "every second row": lambda x: torch.cat([x, x])[::2],
+    "every second channel": lambda x: torch.cat([x, x], -1)[:, ::2],
+}
+"""Ways in which a matrix may lie in memory."""
+
+
+def run(operands: WriteOperands, options: WriteOptions, impl: Any = "triton") -> Any:
+    """The public function on operands and options; Any, as every test knows what it asked for."""
+    return residual_write(**vars(operands), **vars(options), impl=impl)
 
 
 def in_double(operands: WriteOperands, *, grad: bool = False) -> WriteOperands:
@@ -132,104 +155,3 @@ def _check_stats(wanted: torch.Tensor, found: torch.Tensor) -> None:
     assert torch.equal(found[..., exact].double(), wanted[..., exact])
     assert_within(found[..., norms], wanted[..., norms], 1e-6 * wanted[..., norms] + 1e-30)
     assert_within(found[..., 3], wanted[..., 3], 4e-6 * wanted[..., 0] * wanted[..., 1] + 1e-30)
-
-
-def wanted_gradients(
-    operands: WriteOperands,
-    options: WriteOptions,
-    stored: torch.Tensor,
-    grads: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """For each operand its gradient in float64, and the size of the terms that it sums up.
-
-    The rounding of the stored stream is passed straight through, as the definition says.
-    """
-    double = in_double(operands, grad=True)
-    _, exact = combine(double)
-    new = exact + (stored.double() - exact).detach()
-    outputs, incoming = [], []
-    if grads[0] is not None:
-        outputs.append(new)
-        incoming.append(grads[0].double())
-    if grads[1] is not None:
-        outputs.append(normalize(new, double, options))
-        incoming.append(grads[1])
-    (dnew,) = torch.autograd.grad(outputs, [exact], incoming, retain_graph=True)
-    leaves = {n: v for n, v in vars(double).items() if isinstance(v, torch.Tensor)}
-    found = torch.autograd.grad(outputs, list(leaves.values()), incoming, allow_unused=True)
-    sizes = _sizes(double, options, new.detach(), dnew, grads[1])
-    return {
-        name: (grad, sizes[name])
-        for name, grad in zip(leaves, found, strict=True)
-        if grad is not None
-    }
-
-
-def _sizes(
-    double: WriteOperands,
-    options: WriteOptions,
-    new: torch.Tensor,
-    dnew: torch.Tensor,
-    dnormed: torch.Tensor | None,
-) -> dict[str, torch.Tensor]:
-    """Magnitude against which float32 roundings of each gradient are measured."""
-    width = new.shape[-1]
-    inner = torch.zeros_like(dnew)
-    scale = xhat = torch.ones_like(dnew)
-    if dnormed is not None:
-        plain = replace(options, out_dtype=torch.float64, cast="end")
-        xhat = normalize(new, replace(double, weight=None, bias=None), plain).detach()
-        weight = 1.0 if double.weight is None else double.weight + options.weight_offset
-        centre = new.mean(-1, keepdim=True) if options.norm == "layer" else 0.0
-        rstd = ((new - centre).square().mean(-1, keepdim=True) + options.eps).rsqrt()
-        inner = (dnormed.double() * weight).abs().detach() * rstd
-        # Channels that are nearly equal: the mean's rounding weighs as much as the variance.
-        spread = new.abs().amax(-1, keepdim=True) * rstd if options.norm == "layer" else 0.0
-        scale = (1 + xhat.abs()) * (1 + spread)
-    row = (dnew.abs() + scale * inner.amax(-1, keepdim=True)).amax(-1, keepdim=True)
-    row = row.expand_as(dnew)
-    ls = 1.0 if double.layer_scale is None else double.layer_scale.detach()
-    gain, skip = (f.detach() if isinstance(f, torch.Tensor) else f for f in _factors(double))
-    deep = max(1.0, new.numel() / width) ** 0.5
-    branch, stream = double.branch.detach(), double.stream.detach()
-
-    def summed(terms: torch.Tensor) -> torch.Tensor:
-        return deep * terms.reshape(-1, width).norm(dim=0)
-
-    dh = torch.zeros_like(dnew) if dnormed is None else dnormed.double().abs()
-    ones = torch.ones_like(dnew)
-    return {
-        "stream": abs(skip) * row,
-        "branch": abs(gain * ls * ones) * row,
-        "weight": summed(dh * (xhat.abs() + 1)),
-        "bias": summed(dh),
-        "layer_scale": summed(gain * row * branch),
-        "gain": summed(ls * row * branch).norm() * width**0.5,
-        "skip_scale": summed(row * stream).norm() * width**0.5,
-    }
-
-
-def _factors(operands: WriteOperands) -> tuple[Any, Any]:
-    return operands.gain, operands.skip_scale
-
-
-def check_gradients(
-    operands: WriteOperands,
-    options: WriteOptions,
-    stored: torch.Tensor,
-    grads: tuple[torch.Tensor | None, torch.Tensor | None],
-    found: dict[str, torch.Tensor | None],
-) -> None:
-    """Hold gradients against float64 autograd through the reference."""
-    wanted = wanted_gradients(operands, options, stored, grads)
-    for name, gradient in found.items():
-        if name not in wanted:
-            assert gradient is None, f"{name} has a gradient, the reference has none"
-            continue
-        exact, size = wanted[name]
-        assert gradient is not None, f"no gradient of {name}"
-        assert gradient.shape == exact.shape
-        bound = half_ulp(exact, gradient.dtype) * 1.001 + 8 * UNIT * size
-        if options.cast == "hf" and name == "weight":
-            bound = bound + torch.finfo(options.out_dtype).eps / 2 * size
-        assert_within(gradient, exact, bound)
