@@ -113,7 +113,7 @@ def path_patch(
                 f"path patching needs writes that add to the stream; block {block.layer} of "
                 f"{model.name} {'norms the stream' if block.stream_norms else 'is opaque'}"
             )
-    chosen = [_chosen(model, names) for names in (senders, receivers)]
+    chosen = _chosen(model, senders), _chosen(model, receivers)
     encoded = encode_pairs(
         model,
         read_pairs(pairs),
