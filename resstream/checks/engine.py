@@ -133,7 +133,7 @@ class _Case:
     ) -> list[Finding]:
         findings: list[Finding] = []
         accused: set[int] = set()
-        harmful: set[int] | None = None
+        harmful: frozenset[int] | None = None
         for _ in range(_MAX_ROUNDS):
             suspects = [
                 suspect
@@ -141,7 +141,8 @@ class _Case:
                 if suspect.index not in accused
                 and (suspect.code != "RS203" or harmful is None or suspect.index in harmful)
             ]
-            decided = rules.decide_pollution(suspects, readings, self.lab)
+            tried = rules.decide_pollution(suspects, readings, self.lab)
+            decided = tried.decided
             proved = [_Proved(s, d.finding, d.repair) for s, d in decided if d.finding and d.repair]
             if not proved:
                 findings += [d.finding for _, d in decided if d.finding]
@@ -149,7 +150,7 @@ class _Case:
             if harmful is None:
                 # A repair may be crude (a write taken away), and what then looks harmful only
                 # misses it: harm counts as a finding if it was there before the repair as well.
-                harmful = {item.suspect.index for item in proved}
+                harmful = tried.harmful
             culprit, finding, repair = _culprit(proved)
             before = readings
             findings.append(finding)

@@ -29,7 +29,7 @@ IDLE_NATS = 0.01
 HARM_NATS = 0.003
 """A repair must lower the loss by at least this."""
 _UNDECIDED_NATS = 0.02
-_CANDIDATES = 8
+_CANDIDATES, _TRIED = 8, 4
 _ALPHA = 0.05
 _DECISIVE = 5.0
 _NEGLIGIBLE = 0.05
@@ -148,30 +148,40 @@ def _size_evidence(readings: Readings, index: int, threshold: float) -> tuple[Ev
     )  # fmt: skip
 
 
-def decide_pollution(
-    suspects: Sequence[Suspect], readings: Readings, lab: Lab
-) -> list[tuple[Suspect, Decision]]:
-    """Try every suspect of RS201, RS202 and RS203, corrected for the number of tests (Holm).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of trials."""
 
-    A first glance at a few sequences clears those whose repair does harm; what is left is tried on
-    the whole text, with all of its repairs, of which the best counts.
+    decided: tuple[tuple[Suspect, Decision], ...]
+    harmful: frozenset[int]
+    """Rows of all writes that a first glance saw do harm."""
+
+
+def decide_pollution(suspects: Sequence[Suspect], readings: Readings, lab: Lab) -> Round:
+    """Try the suspects of RS201, RS202 and RS203, corrected for the number of tests (Holm).
+
+    A first glance at a few sequences clears those whose repair does harm.  The few whose repair
+    helps most are tried on the whole text, with all of their repairs, of which the best counts: the
+    culprit is among them, and the others may be its victims.
     """
     glances = lab.glance([suspect.trials[0] for suspect in suspects]) if suspects else []
-    left = [
-        suspect
-        for suspect, seen in zip(suspects, glances, strict=True)
-        if (seen.effect <= _UNDECIDED_NATS if lab.informative else suspect.code != "RS203")
-    ]
+    seen = sorted(zip(suspects, glances, strict=True), key=lambda pair: pair[1].effect)
+    if lab.informative:
+        left = [suspect for suspect, glance in seen if glance.effect <= _UNDECIDED_NATS][:_TRIED]
+    else:
+        left = [suspect for suspect, _ in seen if suspect.code != "RS203"]
     trials = [trial for suspect in left for trial in suspect.trials]
     outcomes = iter(lab.run(trials) if trials else ())
     best = [min((next(outcomes) for _ in s.trials), key=lambda o: o.effect) for s in left]
     # The estimates looked at every write, so that many tests were made, not only those that ran.
     p_values = np.ones(max(len(readings.writes), len(suspects)))
     p_values[: len(best)] = [outcome.p_better for outcome in best]
-    return [
+    decided = tuple(
         (suspect, _decide_one(suspect, outcome, float(p), readings, lab))
         for suspect, outcome, p in zip(left, best, holm(p_values), strict=False)
-    ]
+    )
+    harmful = frozenset(s.index for s, glance in seen if glance.effect < -HARM_NATS)
+    return Round(decided=decided, harmful=harmful)
 
 
 def _decide_one(
