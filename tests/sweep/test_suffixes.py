@@ -112,7 +112,7 @@ def test_every_cell_of_every_site_is_exact(family: str) -> None:
         places = [(s, layer) for s in range(2) for layer in layers]
         cells = [Cell(*place, position) for place in places for position in range(LENGTH)]
         with torch.no_grad():
-            found = model.readout(run_cells(model, run, cells, proof.axes, rows=16)[:, None])[:, 0]
+            found = model.readout(run_cells(model, run, cells, proof.axes, rows=64)[:, None])[:, 0]
         for place, logits in zip(places, found.split(LENGTH), strict=True):
             wanted = by_hooks(model, run, *place)
             error = float((logits - wanted).abs().max() / wanted.abs().max())
