@@ -247,17 +247,17 @@ def report(found: dict[Case, Code], broken: list[str]) -> str:
     lines = [
         "# What the residual-write kernels compile to",
         "",
-        f"Written by `benchmarks/compile_gate.py` with Triton {triton.__version__}; no GPU is needed"
-        " for it and none was used. It says nothing about speed.",
+        f"Written by `benchmarks/compile_gate.py` with Triton {triton.__version__}; no GPU is"
+        " needed for it and none was used. It says nothing about speed.",
         "",
         "RMSNorm (LayerNorm where marked), weight, LayerScale, a gain tensor; float32 parameters;"
-        " `enable_fp_fusion=False`. *wide*: 128-bit loads/stores in the code, *narrow*: 16-bit ones."
-        " Unaligned: pointers and strides are not known to be divisible by 16. *stack*: bytes of"
-        " spilled registers a thread.",
+        " `enable_fp_fusion=False`. *wide*: 128-bit loads/stores in the code, *narrow*: 16-bit"
+        " ones. Unaligned: pointers and strides are not known to be divisible by 16. *stack*:"
+        " bytes of spilled registers a thread.",
         "",
         "| target | kernel | width | stream/branch | stats | aligned | warps | registers | stack |"
-        " barriers | wide | narrow | compile s |",
-        "|" + "---|" * 13,
+        " barriers | wide | narrow |",
+        "|" + "---|" * 12,
     ]
     for case, code in found.items():
         kernel = case.kernel + (" (layer)" if case.norm == 2 else "")
@@ -265,7 +265,7 @@ def report(found: dict[Case, Code], broken: list[str]) -> str:
             case.target, kernel, case.width, f"{case.stream}/{case.branch}",
             "yes" if case.stats else "no", "yes" if case.aligned else "no", code.warps,
             code.registers, code.stack, code.barriers, "{}/{}".format(*code.wide),
-            "{}/{}".format(*code.narrow), f"{code.seconds:.1f}",
+            "{}/{}".format(*code.narrow),
         )  # fmt: skip
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     verdict = [f"- {line}" for line in broken] or ["All bounds hold."]

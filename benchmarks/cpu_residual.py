@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_residual.py --json results.json
 
-One thread; the least CPU time of several interleaved runs, so that a busy machine costs patience and
-not truth; as multiples of a copy of the same bytes (read stream and branch, write the new stream and
-its normed form).  "naive" is what one writes with torch's own operators; "reference" is
+One thread; the least CPU time of several interleaved runs, so that a busy machine costs patience
+and not truth; as multiples of a copy of the same bytes (read stream and branch, write the new
+stream and its normed form).  "naive" is what one writes with torch's own operators; "reference" is
 `resstream.kernels.reference`, which the product runs on a CPU.
 """
 

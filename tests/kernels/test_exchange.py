@@ -4,6 +4,8 @@ The kernels of a GPU reduce tuples with combine functions of their own, and put 
 together across warps.  The interpreter can run that code too, only slowly: tiny rows.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -51,3 +53,10 @@ def test_layer_norm_backward_with_its_pair_of_sums(device, monkeypatch):
     for ours, theirs in zip(paired, plain, strict=True):
         if ours is not None:
             torch.testing.assert_close(ours, theirs)
+
+
+def test_this_is_the_triton_that_was_asked_for():
+    """`run_versions.py` puts other versions in front; a mix-up would test the wrong one."""
+    import triton
+
+    assert triton.__version__ == os.environ.get("EXPECTED_TRITON", triton.__version__)
