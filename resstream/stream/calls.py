@@ -45,6 +45,19 @@ def find_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall | None
     return None
 
 
+def without_caches(call: BlockCall) -> BlockCall:
+    """The same call without key-value caches, which would grow each time it is repeated.
+
+    Some models (GraniteMoe) make one even if they are told not to.
+    """
+    kwargs = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
+    return BlockCall(call.args, kwargs, call.key)
+
+
+def _is_cache(value: Any) -> bool:
+    return any(kind.__name__ == "Cache" for kind in type(value).__mro__)
+
+
 def is_stream_like(value: Any) -> bool:
     """True for a floating tensor ``[batch, pos, width]``."""
     return isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point()

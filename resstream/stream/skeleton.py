@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from resstream.errors import DiscoveryError
-from resstream.stream.calls import BlockCall, find_call, replace_first
+from resstream.stream.calls import BlockCall, find_call, replace_first, without_caches
 
 
 class _BlocksReachedError(Exception):
@@ -53,7 +53,7 @@ class Skeleton:
                 raise DiscoveryError(
                     f"block {layer} was called without a stream [batch, pos, width]"
                 )
-            found.append(call)
+            found.append(without_caches(call))
             if layer == len(self._blocks) - 1:
                 raise _BlocksReachedError
             return replace_first(self._templates[layer], call.stream)

@@ -174,6 +174,15 @@ def _keeper(site: str, values: dict[str, torch.Tensor]) -> Any:
     return lambda value: values.__setitem__(site, value.clone())
 
 
+def test_a_frame_can_be_used_again() -> None:
+    """GraniteMoe hands its blocks a cache even without use_cache; a replay must not fill it."""
+    model = make("granitemoe")
+    with torch.no_grad():
+        frame = model.begin(tokens())
+        once, again = (model.run_block(0, frame.stream, frame) for _ in range(2))
+    assert torch.equal(once, again)
+
+
 _PICTURE = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
     "image_size": 32, "patch_size": 8,
