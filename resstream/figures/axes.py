@@ -11,7 +11,7 @@ from resstream.figures.labels import axis_title, thinned
 MOST_LABELS = 24
 """Text labels on one axis; more would overlap on a narrow screen."""
 
-_DECADES = (0.4, 1.5, 8)
+_DECADES = (0.4, 2.2, 8)
 """Decades from which ticks stand at 1, 2 and 5, at each power of ten, and where Plotly likes."""
 
 _SMALLEST = 1e-30

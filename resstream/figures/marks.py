@@ -47,7 +47,15 @@ def draw_marks(figure: "go.Figure", marks: Sequence[Mark]) -> None:
     spoken = marks[:_MOST_TEXTS]
     for level, mark in enumerate(reversed(spoken)):
         _say(figure, mark, level, to_right=mark.at <= middle)
-    add_headroom(figure, _LINE * len(spoken))
+    if spoken:
+        add_headroom(figure, _LINE * len(spoken) + _room_for_legend(figure))
+
+
+def _room_for_legend(figure: "go.Figure") -> int:
+    """A line more where the legend takes two on a narrow screen."""
+    traces: Any = figure.data
+    explained = [trace for trace in traces if trace.name and trace.showlegend is not False]
+    return _LINE if len(explained) > 2 else 0
 
 
 def _draw_band(figure: "go.Figure", place: float) -> None:

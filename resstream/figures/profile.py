@@ -185,6 +185,13 @@ def _spread(line: Series) -> list[str]:
     return [f" ({low:.3g} to {high:.3g})" for low, high in zip(line.low, line.high, strict=True)]
 
 
+def _reason(values: Float[np.ndarray, " point"]) -> str:
+    """Why the axis can't hold these values."""
+    if not np.isfinite(values).any():
+        return "not finite"
+    return "zero" if not values.any() else "off the scale"
+
+
 def _draw_lost(figure: "go.Figure", series: Sequence[Series], *, log: bool) -> None:
     """Triangles on the lower edge for the values that the axis can't hold."""
     for line in series:
@@ -196,7 +203,7 @@ def _draw_lost(figure: "go.Figure", series: Sequence[Series], *, log: bool) -> N
             y=np.full(int(lost.sum()), 0.03),
             yaxis="y2",
             mode="markers",
-            name=f"{escape_label(line.name)} off the scale",
+            name=f"{escape_label(line.name)}: {_reason(line.values[lost])}",
             marker={"symbol": "triangle-down-open", "size": 11, "color": ALARM, "line_width": 2},
             customdata=[f"{value:g}" for value in line.values[lost]],
             hovertemplate=f"%{{x}} · {escape_label(line.name)}: %{{customdata}}<extra></extra>",

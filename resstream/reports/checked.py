@@ -147,8 +147,10 @@ def _experiment_section(experiments: Sequence[Experiment]) -> Section:
             ),
         ),
         definition=(
-            f"{_EXPERIMENTS_MEAN[measure]} Bootstrap intervals over documents; the table lists all "
-            f"{len(experiments)} experiments in the order in which they were made."
+            f"{_EXPERIMENTS_MEAN[measure]} 95 % bootstrap intervals over documents. Among many "
+            "experiments some intervals leave 0 by chance (the verdict corrects for that). The "
+            f"table lists all {len(experiments)} in the order in which they were made, those after a "
+            "confirmed finding with its repair in place."
         ),
     )
 
@@ -164,7 +166,7 @@ _EXPERIMENTS_SEE = {
     ),
 }
 _EXPERIMENTS_AXIS = {
-    "loss": "change of the loss, nats per token (left: better)",
+    "loss": "loss change, nats per token (left: better)",
     "divergence": "KL from the clean output, nats per token",
 }
 _EXPERIMENTS_MEAN = {

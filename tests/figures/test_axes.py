@@ -33,7 +33,7 @@ def test_tokens_are_thinned() -> None:
 def test_log_axis_has_ticks_for_narrow_and_for_wide_ranges() -> None:
     assert "dtick" not in log_axis(np.array([0.5, 0.9]))
     assert log_axis(np.array([0.1, 0.9]))["dtick"] == "D2"
-    assert log_axis(np.array([0.01, np.nan, 0.0, 10.0]))["dtick"] == 1
+    assert log_axis(np.array([0.001, np.nan, 0.0, 10.0]))["dtick"] == 1
     assert "dtick" not in log_axis(np.array([1e-12, 1.0]))
     assert log_axis(np.array([0.0]))["type"] == "log"
 

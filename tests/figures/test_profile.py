@@ -24,7 +24,7 @@ def traces(figure: Any, name: str) -> list[Any]:
 def test_zero_and_nan_are_drawn_though_the_axis_cannot_hold_them() -> None:
     line = Series("attn", values(6, _2=0.0, _4=np.nan))
     figure: Any = layer_profile([line], value_title="norm", log=True)
-    (lost,) = traces(figure, "attn off the scale")
+    (lost,) = traces(figure, "attn: off the scale")
     assert list(lost.x) == [2, 4]
     assert list(lost.customdata) == ["0", "nan"]
     assert figure.layout.yaxis.type == "log"
@@ -96,4 +96,9 @@ def test_untrusted_names_are_escaped() -> None:
 @pytest.mark.parametrize("log", [True, False])
 def test_nothing_finite_at_all_still_makes_a_figure(log: bool) -> None:
     figure: Any = layer_profile([Series("attn", np.full(4, np.nan))], value_title="norm", log=log)
-    assert list(traces(figure, "attn off the scale")[0].x) == [0, 1, 2, 3]
+    assert list(traces(figure, "attn: not finite")[0].x) == [0, 1, 2, 3]
+
+
+def test_reason_says_what_the_axis_cannot_hold() -> None:
+    figure: Any = layer_profile([Series("mlp", values(4, _2=0.0))], value_title="norm", log=True)
+    assert traces(figure, "mlp: zero")

@@ -50,8 +50,7 @@ def page(checked: CheckReport, recorded: Recording, ablated: AblationResult) -> 
     return check_page(checked, recorded, ablated)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_page_is_drawn_silent_and_inside_the_screen(
     tab: "Tab", page: Page, show: Callable[[Page], None], width: int, dark: bool
 ) -> None:
