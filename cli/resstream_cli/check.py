@@ -1,5 +1,6 @@
 """The verb `check`: is a write collapsed, polluted or not finite, and which one is at fault?"""
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -9,7 +10,7 @@ from rich.text import Text
 import resstream as rs
 from resstream_cli import options
 from resstream_cli.inputs import open_model, open_text
-from resstream_cli.outputs import Outputs
+from resstream_cli.outputs import Outputs, say
 from resstream_cli.progress import working
 from resstream_cli.tables import printable, table
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Severity = Literal["info", "warning", "error"]
 
 FOUND = 1
+_QUICK = 1e12
+"""Parameters x writes x tokens that are ablated unasked: well under a minute of two cores."""
 
 
 def check(
@@ -36,6 +39,14 @@ def check(
     ignore: Annotated[
         list[str] | None,
         typer.Option("--ignore", metavar="CODE", help="Not this rule; may be repeated."),
+    ] = None,
+    ablations: Annotated[
+        bool | None,
+        typer.Option(
+            "--ablations/--no-ablations",
+            help="Show on the page what every write is worth, or do not.",
+            show_default="if it is quick",
+        ),
     ] = None,
     text: options.Text = None,
     sequences: options.Sequences = 16,
@@ -57,18 +68,37 @@ def check(
     corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
     with working("check") as advance:
         report = rs.check(stream, corpus, select=select, ignore=ignore, seed=seed, progress=advance)
-    outputs.emit(report, lambda: _shown(report), lambda: _page(stream, corpus, report))
+    outputs.emit(report, lambda: _shown(report), lambda: _page(stream, corpus, report, ablations))
     if report.confirmed(at_least=fail_on):
         raise typer.Exit(FOUND)
 
 
-def _page(model: "StreamModel", corpus: "Corpus", report: "CheckReport") -> "Page":
-    """The report, with the recording of the same text beneath it."""
+def _page(
+    model: "StreamModel", corpus: "Corpus", report: "CheckReport", ablations: bool | None
+) -> "Page":
+    """The report, with recording and ablations of the same text beneath it."""
     from resstream.reports.pages import check_page
 
+    seed = report.provenance.seed
     with working("record for the page") as advance:
-        recording = rs.record(model, corpus, seed=report.provenance.seed, progress=advance)
-    return check_page(report, recording)
+        recording = rs.record(model, corpus, seed=seed, progress=advance)
+    if not _worth_ablating(model, corpus, report, ablations):
+        return check_page(report, recording)
+    with working("ablate for the page") as advance:
+        return check_page(report, recording, rs.ablate(model, corpus, seed=seed, progress=advance))
+
+
+def _worth_ablating(
+    model: "StreamModel", corpus: "Corpus", report: "CheckReport", wanted: bool | None
+) -> bool:
+    if not math.isfinite(report.base_loss):
+        return False  # the model predicts no tokens, or not in numbers
+    if wanted is None:
+        n_parameters = sum(value.numel() for value in model.module.parameters())
+        wanted = n_parameters * len(model.spec.writes) * corpus.n_tokens < _QUICK
+        if not wanted:
+            say("no ablations on the page: they would take long here; --ablations makes them")
+    return wanted
 
 
 def _shown(report: "CheckReport") -> RenderableType:

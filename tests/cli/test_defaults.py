@@ -26,7 +26,7 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 OWN = {
     # What the library has no parameter for, or calls otherwise.
-    "as_json", "fail_on", "group", "html", "layers", "model", "out",
+    "ablations", "as_json", "fail_on", "group", "html", "layers", "model", "out",
     # Bounded here: a file of gigabytes must not run for days because nobody gave a number.
     "sequences",
     # A pair may be spelled out, and a sweep planned or gone on with.

@@ -196,6 +196,16 @@ def test_check_names_a_fault_and_exits_with_1(call: Call, checkpoint: Path, tmp_
     assert rs.load_result(out).to_dict() == found
 
 
+@pytest.mark.parametrize(("choice", "expected"), [([], True), (["--no-ablations"], False)])
+def test_the_page_of_a_check_has_ablations_where_they_are_quick(
+    call: Call, checkpoint: Path, tmp_path: Path, choice: list[str], expected: bool
+) -> None:
+    page = tmp_path / "page.html"
+    shown = call("check", checkpoint, *SHORT, *choice, "--html", page)
+    assert shown.exit_code == 0, shown.stderr
+    assert ("ablate for the page" in shown.stderr) is expected
+
+
 def test_check_can_be_told_what_to_leave_out(call: Call, checkpoint: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     call("inject", checkpoint, "--fault", "nan", "--layer", 1, "--write", "mlp", "--out", damaged)
