@@ -149,8 +149,8 @@ def _experiment_section(experiments: Sequence[Experiment]) -> Section:
         definition=(
             f"{_EXPERIMENTS_MEAN[measure]} 95 % bootstrap intervals over documents. Among many "
             "experiments some intervals leave 0 by chance (the verdict corrects for that). The "
-            f"table lists all {len(experiments)} in the order in which they were made, those after a "
-            "confirmed finding with its repair in place."
+            f"table lists all {len(experiments)} in the order in which they were made, those after "
+            "a confirmed finding with its repair in place."
         ),
     )
 
