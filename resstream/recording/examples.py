@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from resstream.stream.texts import Batch
@@ -26,7 +27,8 @@ class Examples:
     @property
     def hash(self) -> str:
         """SHA-256 of the values, first 16 hex digits."""
-        return hashlib.sha256(self.sequences.cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+        flat = self.sequences.cpu().contiguous().flatten()
+        return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
     def batches(self, max_tokens: int) -> Iterator[Batch]:
         """Batches of at most `max_tokens` positions (one example at least)."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,13 +39,14 @@ def drawn(seed: int, d_model: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(2, 3, d_model, generator=generator)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     d_model=st.sampled_from([1, 2, 7, 64, 97]),
     logs=st.tuples(*[st.integers(-30, 30)] * 3),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
+@example(seed=0, d_model=64, logs=(13, 28, -28), dtype=torch.float32)  # only the dot overflows
 def test_metrics_are_the_reference_at_any_scale(
     seed: int, d_model: int, logs: tuple[int, int, int], dtype: torch.dtype
 ) -> None:

@@ -20,7 +20,7 @@ def summarised(values: np.ndarray, strata: np.ndarray, cuts: list[int]) -> list[
     return statistics.summaries()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     n_tokens=st.integers(1, 300),
