@@ -16,6 +16,7 @@ The form is the cheap one: reductions that torch does without temporaries, and N
 which on a CPU is several times faster than ``abs().max()``.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -42,8 +43,8 @@ infinite where `n_nonfinite` is 0 means that a square overflowed.  `max_abs` (in
 channel is not finite), `max_channel` (the first such channel) and `n_nonfinite` speak of the new
 stream."""
 
-_BLOCK_ELEMENTS = 2**17
-"""Elements of the stream that are worked on at a time on a CPU: 512 KiB of float32."""
+_BLOCK_ELEMENTS = 2**18
+"""Elements of the stream that are worked on at a time on a CPU: 1 MiB of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +106,10 @@ def reference_write(operands: WriteOperands, options: WriteOptions) -> ResidualW
     Returns:
         The new stream, its normed form and the statistics, as far as asked for.
     """
-    n_rows = max(1, _BLOCK_ELEMENTS // operands.stream.shape[-1])
-    if operands.stream.numel() <= n_rows * operands.stream.shape[-1] or not _can_be_cut(operands):
-        return _write(operands, options)
-    return _write_by_blocks(operands, options, n_rows)
+    n_blocks = math.ceil(operands.stream.numel() / _BLOCK_ELEMENTS)
+    if n_blocks > 1 and _can_be_cut(operands):
+        return _write_by_blocks(operands, options, n_blocks)
+    return _write(operands, options)
 
 
 def _can_be_cut(operands: WriteOperands) -> bool:
@@ -116,33 +117,43 @@ def _can_be_cut(operands: WriteOperands) -> bool:
     tensors = [value for value in vars(operands).values() if isinstance(value, Tensor)]
     on_host = operands.stream.device.type == "cpu"
     one_scale = all(tensor.ndim <= 1 or tensor.numel() == 1 for tensor in tensors[2:])
-    return on_host and one_scale and not _is_recorded(*tensors)
+    return on_host and one_scale and not _is_recorded(operands)
 
 
-def _write_by_blocks(operands: WriteOperands, options: WriteOptions, n_rows: int) -> ResidualWrite:
+def _write_by_blocks(
+    operands: WriteOperands, options: WriteOptions, n_blocks: int
+) -> ResidualWrite:
     """A block of rows at a time, so that what lies between the steps stays in the cache."""
-    width = operands.stream.shape[-1]
-    stream, branch = operands.stream.reshape(-1, width), operands.branch.reshape(-1, width)
-    whole: tuple[Tensor, ...] = ()
-    for start in range(0, len(stream), n_rows):
-        rows = slice(start, start + n_rows)
-        part = _write(replace(operands, stream=stream[rows], branch=branch[rows]), options)
-        found = [value for value in part if value is not None]
-        whole = whole or tuple(v.new_empty(len(stream), v.shape[-1]) for v in found)
-        for target, value in zip(whole, found, strict=True):
-            target[rows] = value
-    shape = operands.stream.shape[:-1]
-    shaped = iter([values.reshape(*shape, values.shape[-1]) for values in whole])
-    return ResidualWrite(
-        next(shaped),
-        None if options.norm is None else next(shaped),
-        next(shaped) if options.stats else None,
+    shape, dtype = operands.stream.shape, operands.stream.dtype
+    flat = {name: getattr(operands, name).reshape(-1, shape[-1]) for name in ("stream", "branch")}
+    total = len(flat["stream"])
+    n_rows = math.ceil(total / n_blocks)
+    whole = ResidualWrite(
+        torch.empty(total, shape[-1], dtype=dtype),
+        torch.empty(total, shape[-1], dtype=options.out_dtype) if options.norm else None,
+        torch.empty(total, len(STATISTICS)) if options.stats else None,
     )
+    for start in range(0, total, n_rows):
+        rows = slice(start, start + n_rows)
+        out = ResidualWrite(*(None if v is None else v[rows] for v in whole))  # type: ignore[arg-type]
+        part = {name: values[rows] for name, values in flat.items()}
+        for value, target in zip(_write(replace(operands, **part), options, out), out, strict=True):
+            if value is not None and target is not None and value is not target:
+                target.copy_(value)
+    shaped = (None if v is None else v.reshape(*shape[:-1], v.shape[-1]) for v in whole)
+    return ResidualWrite(*shaped)  # type: ignore[arg-type]
 
 
-def _write(operands: WriteOperands, options: WriteOptions) -> ResidualWrite:
+def _write(
+    operands: WriteOperands, options: WriteOptions, out: ResidualWrite | None = None
+) -> ResidualWrite:
+    """One write; results may be put into `out` where its dtype is that of the arithmetic."""
     wide = widen(operands)
-    write, exact = combine(wide)
+    target, spare = (
+        value if value is not None and value.dtype == wide.stream.dtype else None
+        for value in (out or (None, None))[:2]
+    )
+    write, exact = combine(wide, target)
     stored, new = _stored(exact, operands.stream.dtype)
     new_norm = stats = normed = None
     if options.stats or options.norm == "rms":
@@ -150,7 +161,8 @@ def _write(operands: WriteOperands, options: WriteOptions) -> ResidualWrite:
     if options.stats and new_norm is not None:
         stats = measure(wide, write, new, new_norm)
     if options.norm is not None:
-        spare = write if write is not wide.branch and not _is_recorded(write, new) else None
+        if spare is None and write is not wide.branch and not _is_recorded(operands):
+            spare = write
         normed = normalize(new, wide, options, new_norm, spare)
     return ResidualWrite(stored, normed, stats)
 
@@ -163,14 +175,14 @@ def widen(operands: WriteOperands) -> WriteOperands:
 
 
 def combine(
-    wide: WriteOperands,
+    wide: WriteOperands, out: Tensor | None = None
 ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
     """The write and the new stream before it is rounded; operands as from `widen`."""
     write = wide.branch
     if wide.layer_scale is not None:
         write = wide.layer_scale.to(write.dtype) * write
     write = _times(wide.gain, write)
-    return write, _times(wide.skip_scale, wide.stream) + write
+    return write, torch.add(_times(wide.skip_scale, wide.stream), write, out=out)
 
 
 def _times(factor: float | Tensor, values: Tensor) -> Tensor:
@@ -196,10 +208,11 @@ def _passing(values: Tensor, rounded: Tensor) -> Tensor:
     return values + (wide - values.detach()) if values.requires_grad else wide
 
 
-def _is_recorded(*tensors: Tensor) -> bool:
-    """Whether a graph (autograd's or a compiler's) may still need the values of these tensors."""
+def _is_recorded(operands: WriteOperands) -> bool:
+    """Whether a graph (autograd's or a compiler's) may still need what lies between the steps."""
     if torch.compiler.is_compiling():
         return True
+    tensors = (value for value in vars(operands).values() if isinstance(value, Tensor))
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -251,42 +264,42 @@ def measure(
     branch_norm = write_norm
     if write is not wide.branch:
         branch_norm = torch.linalg.vector_norm(wide.branch, dim=-1)
-    is_host = new.device.type == "cpu" and not torch.compiler.is_compiling()
-    dot = _dot_host(stream, write) if is_host else torch.linalg.vecdot(stream, write)
-    extremes = _extremes_host(new, new_norm[..., 0]) if is_host else _extremes(new)
     stream_norm = torch.linalg.vector_norm(stream, dim=-1)
-    columns = (write_norm, stream_norm, new_norm[..., 0], dot, *extremes, branch_norm)
-    return torch.stack([column.to(write.dtype) for column in columns], dim=-1)
+    is_host = new.device.type == "cpu" and not torch.compiler.is_compiling()
+    rest = _rest_on_host if is_host else _rest
+    dot, top, channel, count = rest(stream, write, new, new_norm[..., 0])
+    columns = (write_norm, stream_norm, new_norm[..., 0], dot, top, channel, count, branch_norm)
+    return torch.stack(columns, dim=-1)
+
+
+def _rest(stream: Tensor, write: Tensor, new: Tensor, new_norm: Tensor) -> tuple[Tensor, ...]:
+    """The statistics that are no norms, in their order."""
+    return torch.linalg.vecdot(stream, write), *_extremes(new)
 
 
 def _extremes(new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Largest magnitude, its channel and the number of non-finite channels of each row."""
     finite = torch.isfinite(new)
     top, channel = new.abs().masked_fill(~finite, torch.inf).max(dim=-1)
-    return top, channel, new.shape[-1] - finite.sum(-1)
+    return top, channel.to(new.dtype), (new.shape[-1] - finite.sum(-1)).to(new.dtype)
 
 
-def _extremes_host(new: Tensor, new_norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_extremes`; NumPy's argmax reads a row at memory speed and writes nothing.
+def _rest_on_host(
+    stream: Tensor, write: Tensor, new: Tensor, new_norm: Tensor
+) -> tuple[Tensor, ...]:
+    """As `_rest`; NumPy reads a row at memory speed where torch writes temporaries.
 
     Only rows whose norm is not finite can hold a non-finite value: only they are looked at twice.
     """
-    rows = new.detach().reshape(-1, new.shape[-1]).numpy()
-    high, low = rows.argmax(-1), rows.argmin(-1)
-    each = np.arange(len(rows))
+    width, shape = new.shape[-1], new_norm.shape
+    x, u, rows = (values.detach().reshape(-1, width).numpy() for values in (stream, write, new))
+    high, low, each = rows.argmax(-1), rows.argmin(-1), np.arange(len(rows))
     above, below = rows[each, high], -rows[each, low]
     channel = np.where(above > below, high, np.where(below > above, low, np.minimum(high, low)))
-    found = (torch.from_numpy(np.maximum(above, below)), torch.from_numpy(channel))
-    top, at = (column.reshape(new_norm.shape) for column in found)
-    count = torch.zeros_like(at)
+    found = np.zeros((4, len(rows)), dtype=rows.dtype)
+    found[0], found[1], found[2] = np.vecdot(x, u), np.maximum(above, below), channel
+    columns = torch.from_numpy(found).reshape(4, *shape)
     odd = ~torch.isfinite(new_norm)
     if odd.any():
-        top[odd], at[odd], count[odd] = _extremes(new[odd])
-    return top, at, count
-
-
-def _dot_host(stream: Tensor, write: Tensor) -> Tensor:
-    """Inner product of each row; NumPy makes no temporary of the product."""
-    pair = (stream.detach(), write.detach())
-    rows = (values.reshape(-1, values.shape[-1]).numpy() for values in pair)
-    return torch.from_numpy(np.vecdot(*rows)).reshape(stream.shape[:-1])
+        columns[1:, odd] = torch.stack(_extremes(new[odd]))
+    return tuple(columns)

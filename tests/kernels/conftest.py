@@ -27,6 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if TOO_LATE:
             why = "triton was imported before TRITON_INTERPRET was set; run tests/kernels by itself"
             item.add_marker(pytest.mark.skip(reason=why))
+        # The interpreter of Triton 3.6 with NumPy below 2.4.
+        item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an:DeprecationWarning"))
         # Inductor imports parts of torch that warn of themselves.
         item.add_marker(pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"))
         # NumPy warns of overflow and NaN, which some of these tests are about.
