@@ -4,6 +4,7 @@ Run it as ``python examples/demo/measure_demo.py resstream/stream/assets/demo``.
 """
 
 import argparse
+import json
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from resstream.nn.pretrained import ResstreamForCausalLM, register_auto_classes
 
 PROMPT_SEED = 4
+N_DOCUMENTS = 60
 
 
 def indirect_object(rng: random.Random) -> tuple[str, str]:
@@ -130,8 +132,9 @@ def main() -> None:
     register_auto_classes()
     model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(place)
-    texts = (place / "sample.jsonl").read_text().split("\n\n")
-    documents = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts if text][:60]
+    lines = (place / "sample.jsonl").read_text().splitlines()[:N_DOCUMENTS]
+    texts = [json.loads(line)["text"] for line in lines]
+    documents = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
     print(f"held-out loss: {held_out_loss(model, documents):.3f} nats per token")
     for task in TASKS:
         print(f"{task}: {accuracy(model, tokenizer, task):.1%}")

@@ -166,13 +166,6 @@ def document(rng: Random) -> str:
     return " ".join(make(rng) for make in chosen)
 
 
-def lists(seed: int) -> Iterator[str]:
-    """Documents of nothing but repeated lists, without end."""
-    rng = Random(seed)
-    while True:
-        yield " ".join(repeated_list(rng) for _ in range(4))
-
-
 def documents(seed: int) -> Iterator[str]:
     """Documents without end; the same seed gives the same ones."""
     rng = Random(seed)

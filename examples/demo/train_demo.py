@@ -1,8 +1,8 @@
 """Train the model that is embedded in the package, on text of our own making.
 
-Run as ``python examples/demo/train_demo.py --out resstream/stream/assets/demo``: ten minutes of one
-CPU core.  Data are drawn without end from `stories.py`, so nothing is
-seen twice.  `measure_demo.py` measures the result.
+Run it as ``python examples/demo/train_demo.py --out resstream/stream/assets/demo``.  It takes about
+ten minutes of one CPU core.  Data are drawn without end from `stories.py`, and none comes twice.
+`measure_demo.py` measures the result.
 """
 
 import argparse
@@ -31,8 +31,6 @@ BOUNDARY = "<|endoftext|>"
 N_CTX = 128
 BATCH = 16
 STEPS = 1_600
-LIST_STEPS = 0
-"""The first steps read repeated lists only: copying is learned there ten times sooner."""
 WARM_UP = 100
 PEAK_RATE = 2e-3
 WEIGHT_DECAY = 0.1
@@ -77,10 +75,8 @@ def rows(tokenizer: PreTrainedTokenizerFast, documents: Iterator[str]) -> Iterat
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Tensor]:
     """Batches ``[batch, pos]``, one a step."""
-    lists = rows(tokenizer, stories.lists(seed))
-    texts = rows(tokenizer, stories.documents(seed))
-    for step in range(STEPS):
-        source = lists if step < LIST_STEPS else texts
+    source = rows(tokenizer, stories.documents(seed))
+    for _ in range(STEPS):
         yield torch.tensor(list(itertools.islice(source, BATCH)))
 
 

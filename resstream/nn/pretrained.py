@@ -141,7 +141,7 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
             from transformers import DynamicCache
 
             cache = DynamicCache(config=self.config)
-        padding = attention_mask if attention_mask is None or not attention_mask.all() else None
+        padding = None if attention_mask is None else _padding(attention_mask)
         stream = self.model.stream(input_ids, padding, position_ids, cache)
         logits = self.model.unembedded(stream[:, -logits_to_keep:])
         loss = None if labels is None else self._loss(logits, labels, n_items)
@@ -155,6 +155,16 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
         if n_items is None:
             return F.cross_entropy(logits, labels)
         return F.cross_entropy(logits, labels, reduction="sum") / n_items
+
+
+def _padding(attention_mask: Tensor) -> Tensor | None:
+    """The mask as booleans, or None where nothing is padded."""
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            "attention_mask must be [batch, key], "
+            f"got {attention_mask.ndim} axes; static caches are not supported"
+        )
+    return None if attention_mask.all() else attention_mask.bool()
 
 
 def _refuse(kwargs: dict[str, Any]) -> None:

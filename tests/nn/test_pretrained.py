@@ -159,3 +159,8 @@ def test_gpt2_weights_give_gpt2s_logits():
         expected = gpt2(some_tokens(pos=20)).logits
         difference = (from_gpt2(gpt2)(some_tokens(pos=20)).logits - expected).abs().max()
     assert difference <= 1e-5 * expected.abs().max()
+
+
+def test_masks_of_other_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"must be \[batch, key\], got 4 axes"):
+        pretrained()(some_tokens(), attention_mask=torch.ones(2, 1, 7, 7))
