@@ -148,7 +148,7 @@ def _chunks(stacks: dict[Place, _Stack], rows: int) -> Iterator[Chunk]:
         for piece in stacks[place].pieces:
             left = piece
             while len(left):
-                fit = room // left.shape[1] or (0 if chunk else 1)
+                fit = max(0, room) // left.shape[1] or (0 if chunk else 1)
                 if fit == 0:
                     yield chunk
                     chunk, room = [], rows
