@@ -36,7 +36,7 @@ DTYPES = (("fp32", "bf16"), ("bf16", "bf16"))
 """Stream, branch; the normed stream has the branch's dtype."""
 
 MAX_REGISTERS = {"one warp": 192, "forward": 80, "backward": 128, "columns": 128}
-"""Of aligned code; what is read in 16-bit pieces may take 8/5 of it."""
+"""Of aligned code; what is read in 16-bit pieces may take 8/5 of it, and AMD has twice as many."""
 MAX_STACK = {16384: 160}
 """Bytes of spilled registers a thread by width; 0 at every width that is not named."""
 MAX_BARRIERS = 4
@@ -210,6 +210,7 @@ def judge(found: dict[Case, Code]) -> list[str]:
         even = case.aligned and case.width % 16 == 0
         few = code.warps == 1 or (case.width, case.stream, case.norm) == (4096, "bf16", 1)
         most = MAX_REGISTERS["one warp" if code.warps == 1 else case.kernel]
+        most *= 2 if case.target.startswith("gfx") else 1
         # Column sums are stored once a program: only their loads count.
         must_be_wide = code.wide[:1] if case.kernel == "columns" else code.wide
         bounds = {
