@@ -10,7 +10,7 @@ from resstream_cli.app import app
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
-VERBS = sorted(str(command.callback.__name__) for command in app.registered_commands)
+VERBS = sorted(getattr(command.callback, "__name__", "") for command in app.registered_commands)
 
 
 def blocks(language: str) -> list[str]:

@@ -183,8 +183,8 @@ def name_writers(writers: Sequence[Writer]) -> tuple[WriteName, ...] | None:
         return ("mixer",)
     names = [_name_of(writer.part) for writer in writers]
     every: tuple[WriteName, ...] = ("attn", "mlp", "mixer")
-    spare = [name for name in every if name not in names]
-    named = tuple(name if name is not None else spare.pop(0) for name in names)
+    spare: list[WriteName] = [name for name in every if name not in names]
+    named: tuple[WriteName, ...] = tuple(name or spare.pop(0) for name in names)
     return named if len(set(named)) == len(named) else None
 
 

@@ -34,7 +34,7 @@ def test_cells_bear_tokens_and_the_hover_all_candidates():
 
 def test_text_from_outside_is_no_markup():
     figure = lens_table(cells(1, 1, "<script>alert(1)</script>"), ["<b>$x$"], ["<i>"])
-    text = figure.to_json().replace("\\u003c", "<").replace("<br>", "")
+    text = str(figure.to_json()).replace("\\u003c", "<").replace("<br>", "")
     assert "<script" not in text
     assert "<b>" not in text
     assert "<i>" not in text
