@@ -184,8 +184,8 @@ def name_writers(writers: Sequence[Writer]) -> tuple[WriteName, ...] | None:
     names = [_name_of(writer.part) for writer in writers]
     every: tuple[WriteName, ...] = ("attn", "mlp", "mixer")
     spare: list[WriteName] = [name for name in every if name not in names]
-    named: tuple[WriteName, ...] = tuple(name or spare.pop(0) for name in names)
-    return named if len(set(named)) == len(named) else None
+    named: list[WriteName] = [name or spare.pop(0) for name in names]
+    return tuple(named) if len(set(named)) == len(named) else None
 
 
 def _name_of(part: PartTrace) -> WriteName | None:
