@@ -181,7 +181,7 @@ def name_writers(writers: Sequence[Writer]) -> tuple[WriteName, ...] | None:
     """
     if len(writers) == 1:
         return ("mixer",)
-    names = [_name_of(writer.part) for writer in writers]
+    names: list[WriteName | None] = [_name_of(writer.part) for writer in writers]
     every: tuple[WriteName, ...] = ("attn", "mlp", "mixer")
     spare: list[WriteName] = [name for name in every if name not in names]
     named: list[WriteName] = [name or spare.pop(0) for name in names]
