@@ -18,6 +18,7 @@ _KINDS = {
     "resstream.lens_profile/1": "resstream.analysis.lens_profile:LensProfileResult",
     "resstream.logit_lens/1": "resstream.analysis.logit_lens:LogitLensResult",
     "resstream.patch/1": "resstream.analysis.patch_result:PatchResult",
+    "resstream.path_patch/1": "resstream.analysis.path_patching:PathPatchResult",
     "resstream.record/1": "resstream.recording.result:Recording",
 }
 """Schema -> where its class is."""
