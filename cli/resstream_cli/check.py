@@ -108,7 +108,12 @@ def _shown(report: "CheckReport") -> RenderableType:
         for item in report.findings
     ]
     remedies = [f"{item.code}: {item.remedy}" for item in report.findings if item.remedy]
-    facts = [f"{report.model}: {report.text}", f"verdict: {report.verdict}"]
+    facts = [
+        f"{report.model}: {report.text}",
+        f"{len(report.writes)} writes read, {len(report.experiments)} experiments made; "
+        f"loss {report.base_loss:.4g} nats per token",
+        f"verdict: {report.verdict}",
+    ]
     lines = [Text(printable(line)) for line in facts]
     if not rows:
         return Group(*lines)

@@ -277,7 +277,9 @@ def _tokenize(
         )
     units = owners if len(set(owners)) >= _MIN_DOCUMENTS else list(range(len(sequences)))
     begins = (
-        f"each begins with {model.tokenizer.convert_ids_to_tokens(prefix)}" if prefix else "no BOS"
+        f"each begins with {' '.join(model.tokenizer.convert_ids_to_tokens(prefix))}"
+        if prefix
+        else "no BOS"
     )
     count = f"{len(sequences)} x {max(map(len, sequences))} tokens of {description}, {begins}"
     return Corpus(sequences=tuple(sequences), documents=tuple(units), description=count)

@@ -60,7 +60,7 @@ def test_every_window_begins_as_the_tokenizer_begins_texts(tiny_llama: Any) -> N
     model = StreamModel(tiny_llama(), name="tiny", tokenizer=word_tokenizer(bos=True))
     corpus = read_corpus(model, words(18), context=10)
     assert [row[0].item() for row in corpus.sequences] == [1, 1]
-    assert "begins with ['<s>']" in corpus.description
+    assert "each begins with <s>" in corpus.description
     bare = read_corpus(model, words(18), context=10, bos=False)
     assert bare.sequences[0][0].item() == 2
     assert "no BOS" in bare.description
