@@ -4,6 +4,8 @@ The unit is the document (a sequence where there are few documents), because tok
 not independent.  Effects are paired: the same tokens with and without the change.
 """
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -66,8 +68,8 @@ def p_below_zero(means: Float[np.ndarray, " document"]) -> float:
         return 1.0
     if np.ptp(means) == 0:
         return 0.0 if means[0] < 0 else 1.0
-    _, p_value = ttest_1samp(means, 0.0, alternative="less")
-    return float(p_value)
+    test: Any = ttest_1samp(means, 0.0, alternative="less")
+    return float(test.pvalue)
 
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
