@@ -197,10 +197,12 @@ def _scattered(operands: WriteOperands) -> str | None:
 
 def _unavailable(device: torch.device, impl: Impl) -> str | None:
     """Why the Triton kernels can't run on this device; None if they can."""
-    if find_spec("triton") is None:
+    if device.type == "cpu" and impl != "triton":
+        return "tensors are on cpu"
+    if not _has_triton():
         return "triton is not installed"
     if device.type == "cpu":
-        return None if impl == "triton" and _is_interpreted() else "tensors are on cpu"
+        return None if _is_interpreted() else "tensors are on cpu"
     if device.type != "cuda":
         return f"the kernels are for CUDA and ROCm devices, tensors are on {device.type}"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
@@ -211,6 +213,11 @@ def _unavailable(device: torch.device, impl: Impl) -> str | None:
 # To torch.compile the answer is a constant.  `torch.compiler.assume_constant_result` sets this mark
 # too, but imports torch._dynamo for it, which takes seconds.
 _unavailable._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _is_interpreted() -> bool:

@@ -62,8 +62,9 @@ def test_float64_output_is_left_to_torch():
 
 
 def test_without_triton(monkeypatch):
-    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
-    assert plan("auto") == ("torch", "triton is not installed")
+    monkeypatch.setattr(dispatch, "_has_triton", lambda: False)
+    tensor = torch.zeros(2, 8, device="meta")
+    assert plan("auto", stream=tensor, branch=tensor) == ("torch", "triton is not installed")
     with pytest.raises(ConfigError, match="triton is not installed"):
         plan("triton")
 
