@@ -160,7 +160,7 @@ class _Sums:
     def __init__(self, n_depths: int, n_sequences: int) -> None:
         self.statistics = TokenStatistics(len(READINGS) + 1, n_depths)
         self.totals = np.zeros((len(READINGS), n_depths, n_sequences))
-        self.counts = np.zeros((len(READINGS), n_depths, n_sequences))
+        self.counts = np.zeros((len(READINGS), n_depths, n_sequences), dtype=np.int64)
 
 
 def _batches(
@@ -186,12 +186,12 @@ def _read_batch(
     streams, final = run_streams(model, batch.tokens, points)
     strata = stratify(np.stack([row_norms(stream) for stream in streams]))[:, at.numpy()]
     own = final[:, at.to(final.device)].argmax(-1).cpu()
-    read = read_streams(model, batch.tokens, streams, final, asked)
+    read = read_streams(model, batch.tokens, streams, final, points, asked)
     values = np.stack(
         [
             np.concatenate(
                 [
-                    reading.stack().cpu().numpy(),
+                    reading.stack().numpy(force=True),
                     (reading.best[None, ..., 0].cpu() == own).numpy(),
                 ]
             )

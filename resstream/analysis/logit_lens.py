@@ -30,8 +30,10 @@ NONE = -1
 
 _BATCH_TOKENS = 512
 
-Translate = Callable[[Float[Tensor, "batch pos d_model"], int], Float[Tensor, "batch pos d_model"]]
-"""Changes the stream at a depth before it is read (tuned lens)."""
+Translate = Callable[
+    [Float[Tensor, "batch pos d_model"], Point], Float[Tensor, "batch pos d_model"]
+]
+"""Changes the stream of a point before it is read (tuned lens)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,13 +128,14 @@ class LogitLensResult(Result):
         return lens_table(cells, self.texts_of(self.tokens[prompt, :length]), self.depths)
 
 
-def logit_lens(
+def logit_lens(  # noqa: PLR0913  (options of an analysis)
     model: StreamModel,
     texts: Texts | Corpus = None,
     *,
     targets: Target | Sequence[Target] | None = None,
     top_k: int = 5,
     bos: bool | None = None,
+    mid: bool = True,
     translate: Translate | None = None,
 ) -> LogitLensResult:
     r"""Read the stream at every point through the model's own final norm and head.
@@ -148,6 +151,7 @@ def logit_lens(
         targets: Tokens (texts or ids) whose probability and rank are wanted as well.
         top_k: How many of the likeliest tokens to keep.
         bos: Begin with the BOS token; None does as the tokenizer does.
+        mid: Also read between the two writes of a block.
         translate: Applied to the stream at each depth but the last before it is read.
 
     Returns:
@@ -165,7 +169,7 @@ def logit_lens(
     _check_top_k(model, top_k)
     wanted = torch.tensor(token_ids(model, _listed(targets)), dtype=torch.long)
     corpus = read_corpus(model, texts, bos=bos)
-    points = stream_points(model.spec)
+    points = stream_points(model.spec, mid=mid)
     asked = Asked(top_k=top_k, targets=wanted, translate=translate)
     collected = _Collected.empty(len(points), corpus, top_k, len(wanted))
     for batch in corpus.batches(_BATCH_TOKENS):
@@ -200,7 +204,7 @@ def read_depths(
         asked: What is wanted beside the basic readings.
     """
     streams, final = run_streams(model, tokens, points)
-    yield from read_streams(model, tokens, streams, final, asked)
+    yield from read_streams(model, tokens, streams, final, points, asked)
 
 
 @torch.no_grad()
@@ -209,6 +213,7 @@ def read_streams(
     tokens: Int[Tensor, "batch pos"],
     streams: Sequence[Float[Tensor, "batch pos d_model"]],
     final: Float[Tensor, "batch pos d_vocab"],
+    points: Sequence[Point],
     asked: Asked = _NOTHING_MORE,
 ) -> Iterator[Reading]:
     """As `read_depths`, for streams and an output that were computed already."""
@@ -225,7 +230,7 @@ def read_streams(
         elif depth == last or asked.translate is None:
             logits = model.readout(chosen)
         else:
-            logits = model.readout(asked.translate(chosen, depth))
+            logits = model.readout(asked.translate(chosen, points[depth]))
         yield read_logits(logits, final, following, top_k=asked.top_k, targets=asked.targets)
 
 
@@ -263,7 +268,7 @@ class _Collected:
             reading.target_ranks,
         )
         for array, value in zip(self.arrays.values(), values, strict=True):
-            array[depth, list(rows), : value.shape[1]] = value.cpu().numpy()
+            array[depth, list(rows), : value.shape[1]] = value.numpy(force=True)
 
 
 def _check_top_k(model: StreamModel, top_k: int) -> None:
