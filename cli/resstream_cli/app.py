@@ -12,11 +12,15 @@ from typer.core import TyperGroup
 from resstream import __version__
 from resstream.errors import ResstreamError
 from resstream_cli.ablate import ablate
+from resstream_cli.attribute import attribute
 from resstream_cli.check import check
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
+from resstream_cli.lens import lens
 from resstream_cli.patch import patch
+from resstream_cli.profile import profile
 from resstream_cli.record import record
+from resstream_cli.similarity import similarity
 from resstream_cli.tables import printable
 
 COULD_NOT_RUN = 2
@@ -58,7 +62,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (inspect, record, ablate, patch, check, inject):
+for _verb in (
+    inspect,
+    record,
+    ablate,
+    patch,
+    check,
+    inject,
+    lens,
+    attribute,
+    similarity,
+    profile,
+):
     app.command()(_verb)
 
 

@@ -10,16 +10,22 @@ from resstream.stream.result import Result
 
 _KINDS = {
     "resstream.ablate/1": "resstream.analysis.ablation:AblationResult",
+    "resstream.attention/1": "resstream.analysis.attention:AttentionResult",
     "resstream.attribute/1": "resstream.analysis.direct_logit_attribution:AttributionResult",
     "resstream.attribution_patch/1": (
         "resstream.analysis.attribution_patching:AttributionPatchResult"
     ),
     "resstream.check/1": "resstream.checks.report:CheckReport",
+    "resstream.gradients/1": "resstream.analysis.gradients:GradientResult",
     "resstream.lens_profile/1": "resstream.analysis.lens_profile:LensProfileResult",
     "resstream.logit_lens/1": "resstream.analysis.logit_lens:LogitLensResult",
     "resstream.patch/1": "resstream.analysis.patch_result:PatchResult",
     "resstream.path_patch/1": "resstream.analysis.path_patching:PathPatchResult",
+    "resstream.precision/1": "resstream.analysis.precision:PrecisionResult",
+    "resstream.ranks/1": "resstream.analysis.ranks:RankResult",
     "resstream.record/1": "resstream.recording.result:Recording",
+    "resstream.similarity/1": "resstream.analysis.similarity:SimilarityResult",
+    "resstream.tuned_lens/1": "resstream.analysis.tuned_lens:TunedLensResult",
 }
 """Schema -> where its class is."""
 

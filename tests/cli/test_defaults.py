@@ -10,19 +10,27 @@ import typer.main
 import resstream as rs
 from resstream_cli.ablate import ablate
 from resstream_cli.app import app
+from resstream_cli.attribute import attribute
 from resstream_cli.check import Severity, check
 from resstream_cli.inject import Fault, inject
 from resstream_cli.inspect import inspect as inspect_verb
+from resstream_cli.lens import lens
 from resstream_cli.patch import patch
+from resstream_cli.profile import profile
 from resstream_cli.record import record
+from resstream_cli.similarity import similarity
 
 VERBS: dict[str, Callable[..., None]] = {
     "ablate": ablate,
+    "attribute": attribute,
     "check": check,
     "inject": inject,
     "inspect": inspect_verb,
+    "lens": lens,
     "patch": patch,
+    "profile": profile,
     "record": record,
+    "similarity": similarity,
 }
 OWN = {
     # What the library has no parameter for, or calls otherwise.
@@ -31,6 +39,8 @@ OWN = {
     "sequences",
     # A pair may be spelled out, and a sweep planned or gone on with.
     "answer", "clean", "corrupted", "pairs", "plan", "resume", "wrong",
+    # What is read, and how, has other names or no one function behind it.
+    "prompt", "reading", "target", "tuned",
 }  # fmt: skip
 
 
@@ -45,7 +55,27 @@ def library(verb: str) -> dict[str, Any]:
 
     found = defaults(rs.load) | defaults(read_corpus)
     found["text"] = found["texts"]
-    return found if verb == "inspect" else found | defaults(getattr(rs, verb))
+    return found | {
+        name: value for each in functions(verb) for name, value in defaults(each).items()
+    }
+
+
+def functions(verb: str) -> list[Callable[..., Any]]:
+    """What does the work of a verb."""
+    from resstream.analysis.direct_logit_attribution import direct_logit_attribution
+    from resstream.analysis.lens_profile import lens_profile
+    from resstream.analysis.logit_lens import logit_lens
+    from resstream.analysis.ranks import ranks
+    from resstream.analysis.similarity import similarity as compare
+
+    named: dict[str, list[Callable[..., Any]]] = {
+        "attribute": [direct_logit_attribution],
+        "inspect": [],
+        "lens": [logit_lens, lens_profile],
+        "profile": [ranks],
+        "similarity": [compare],
+    }
+    return named[verb] if verb in named else [getattr(rs, verb)]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -67,11 +97,13 @@ def choices(verb: Callable[..., Any], name: str) -> set[Any]:
 
 
 def test_choices_are_those_of_the_library() -> None:
+    from resstream.analysis import attribution_parts
     from resstream.analysis.ablation import Kind, Level
     from resstream.checks.report import SEVERITIES
     from resstream.stream.faults import FAULTS
 
     assert choices(ablate, "kind") == set(get_args(Kind))
     assert choices(ablate, "level") <= set(get_args(Level))
+    assert choices(attribute, "level") == set(get_args(attribution_parts.Level))
     assert set(get_args(Fault)) == set(FAULTS)
     assert set(get_args(Severity)) == set(SEVERITIES)
