@@ -114,7 +114,7 @@ def _cells(read: "LogitLensResult", shown: range) -> Iterator[tuple[object, ...]
 def _followed(read: "LogitLensResult", last: int) -> Iterator[str]:
     for index, name in enumerate(read.texts_of(read.targets)):
         ranks = read.target_ranks[:, 0, last, index]
-        first = next((d for d, rank in enumerate(ranks) if (ranks[d:] == 0).all()), None)
+        first = next((d for d in range(len(ranks)) if (ranks[d:] == 0).all()), None)
         since = (
             "never the first choice"
             if first is None

@@ -7,7 +7,7 @@ Reference: Xiong et al. (2020), "On Layer Normalization in the Transformer Archi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -151,7 +151,8 @@ def _backward(
         logits = model.run(tokens, {point.site: keeping(point.site) for point in points})
         loss = token_losses(logits, tokens).sum()
         streams = [kept[point.site] for point in points]
-        found = torch.autograd.grad(loss, [*streams, *asked], allow_unused=True)
+        # With allow_unused a gradient may be missing, which torch's own annotation leaves out.
+        found: tuple[Any, ...] = torch.autograd.grad(loss, [*streams, *asked], allow_unused=True)
     pulls = [
         torch.zeros_like(stream) if pull is None else pull
         for stream, pull in zip(streams, found, strict=False)

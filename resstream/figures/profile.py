@@ -187,8 +187,8 @@ def _spread(line: Series) -> list[str]:
 
 def _reason(values: Float[np.ndarray, " point"]) -> str:
     """Why the axis can't hold these values."""
-    if not np.isfinite(values).any():
-        return "not finite"
+    if np.isnan(values).all():
+        return "undefined"
     return "zero" if not values.any() else "off the scale"
 
 

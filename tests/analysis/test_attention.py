@@ -30,7 +30,8 @@ def test_write_norms_are_those_of_the_heads():
     handle = layer.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     with torch.no_grad():
         model.forward(tokens)
-        parts = kept["z"].unflatten(-1, (4, 8)).transpose(1, 2) @ layer.weight.view(4, 8, 32)
+        matrix = layer.get_parameter("weight").view(4, 8, 32)
+        parts = kept["z"].unflatten(-1, (4, 8)).transpose(1, 2) @ matrix
     handle.remove()
     expected = parts.norm(dim=-1).mean((0, 2)).numpy()
     np.testing.assert_allclose(result.write_norm[1], expected, rtol=1e-4)

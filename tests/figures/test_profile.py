@@ -96,7 +96,7 @@ def test_untrusted_names_are_escaped() -> None:
 @pytest.mark.parametrize("log", [True, False])
 def test_nothing_finite_at_all_still_makes_a_figure(log: bool) -> None:
     figure: Any = layer_profile([Series("attn", np.full(4, np.nan))], value_title="norm", log=log)
-    assert list(traces(figure, "attn: not finite")[0].x) == [0, 1, 2, 3]
+    assert list(traces(figure, "attn: undefined")[0].x) == [0, 1, 2, 3]
 
 
 def test_reason_says_what_the_axis_cannot_hold() -> None:
