@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -66,6 +65,8 @@ def attribute(
 
 
 def _shown(result: "AttributionResult") -> RenderableType:
+    import numpy as np
+
     mean, erased = result.contributions.mean(0), np.median(result.erased, axis=0)
     largest = np.argsort(-np.abs(mean), kind="stable")[:_MOST_ROWS]
     rows = [(result.parts[i], signed(float(mean[i])), float(erased[i])) for i in largest]

@@ -48,10 +48,10 @@ def layer_numbers(text: str, *, n_layers: int) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ConfigError(f"layers must be a list such as 0,4-7, got {text!r}")
-        numbers += range(int(first), int(last if dash else first) + 1)
-    for number in numbers:
-        if number >= n_layers:
-            raise ConfigError(f"layer must be in 0..{n_layers - 1}, got {number}")
+        end = int(last if dash else first)
+        if max(int(first), end) >= n_layers:  # before a range of any length is made
+            raise ConfigError(f"layer must be in 0..{n_layers - 1}, got {max(int(first), end)}")
+        numbers += range(int(first), end + 1)
     if not numbers:
         raise ConfigError(f"layers must be a list such as 0,4-7, got {text!r}")
     return numbers

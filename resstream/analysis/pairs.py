@@ -171,7 +171,7 @@ def _encode(
 
 def _prompt(model: StreamModel, text: str | Sequence[int], bos: bool | None) -> Tensor:
     if not isinstance(text, str):
-        ids = [int(item) for item in text]
+        ids = _ids(text)
     elif model.tokenizer is None:
         raise TextError(f"{model.name} has no tokenizer; give prompts as token ids")
     elif bos is None:
@@ -185,6 +185,13 @@ def _prompt(model: StreamModel, text: str | Sequence[int], bos: bool | None) -> 
     if not ids or not all(0 <= index < size for index in ids):
         raise TextError(f"a prompt must be token ids in 0..{size - 1}, at least one, got {ids[:8]}")
     return torch.tensor(ids)
+
+
+def _ids(prompt: object) -> list[int]:
+    """Token ids that somebody gave for a prompt."""
+    if isinstance(prompt, Sequence) and all(isinstance(item, int) for item in prompt):
+        return list(prompt)
+    raise TextError(f"a prompt must be a text or a list of token ids, got {str(prompt)[:40]!r}")
 
 
 def _require_equal_lengths(

@@ -106,14 +106,19 @@ class _Case:
         if recording.first_non_finite is not None:
             if "RS001" in self.active:
                 findings.append(_non_finite(recording.first_non_finite))
+        elif self._has_nan_output():
+            findings += [_NAN_OUTPUT] if "RS001" in self.active else []
         else:
-            self.lab.measure_base()
             estimates = self._estimate()
             self.progress(2, _STEPS)
             findings += self._too_short()
             findings += self._find_pollution(readings, estimates)
         self.progress(_STEPS, _STEPS)
         return self._report(findings, readings, estimates)
+
+    def _has_nan_output(self) -> bool:
+        self.lab.measure_base()
+        return self.lab.has_nan
 
     def _record(self) -> Recording:
         with self.model.hooked(self.lab.hooks()):
@@ -265,6 +270,21 @@ def _with_recovery(finding: Finding, index: int, before: Readings, after: Readin
         **{name: getattr(finding, name) for name in Finding.__slots__ if name != "evidence"},
         evidence=(*finding.evidence, recovery),
     )
+
+
+_NAN_OUTPUT = Finding(
+    code="RS001",
+    status="confirmed",
+    severity="error",
+    layer=None,
+    write=None,
+    site=None,
+    statement="the logits hold NaN though the stream is finite to the end: the readout makes them",
+    evidence=(
+        Evidence(name="first value that is not finite", value=math.nan, threshold=None, ci=None),
+    ),
+    remedy="look for NaN or infinity in the final norm and the unembedding and restore them",
+)
 
 
 def _non_finite(culprit: Culprit) -> Finding:

@@ -85,6 +85,8 @@ class Lab:
     base_loss: float = math.nan
     informative: bool = False
     """True if the loss says something about the model."""
+    has_nan: bool = False
+    """True if the model's output holds NaN."""
 
     @property
     def readable(self) -> bool:
@@ -98,15 +100,16 @@ class Lab:
 
     def measure_base(self) -> None:
         """Measure the clean loss and see whether it says something."""
-        if not self.model.spec.causal:
-            return
         total = 0.0
         with torch.no_grad():
             for batch in self.corpus.batches(_BATCH_TOKENS):
                 logits = self.model.forward(batch.tokens)
-                total += float(token_losses(logits, batch.tokens).double().sum())
-        self.base_loss = total / self.corpus.n_predicted
-        self._judge(self.base_loss)
+                self.has_nan = self.has_nan or bool(logits.isnan().any())
+                if self.model.spec.causal:
+                    total += float(token_losses(logits, batch.tokens).double().sum())
+        if self.model.spec.causal:
+            self.base_loss = total / self.corpus.n_predicted
+            self._judge(self.base_loss)
 
     def _judge(self, loss: float) -> None:
         chance = math.log(self.model.spec.d_vocab or 2)

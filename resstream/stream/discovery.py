@@ -186,8 +186,8 @@ def _readout(
     for path in order[order.index(last_block) + 1 :]:
         part, run = module.get_submodule(path), seen[path][0]
         value = first_tensor(run.output)
-        if value is None or any(True for _ in part.children()):
-            continue
+        if value is None or any(True for child in part.children() for _ in child.parameters()):
+            continue  # a whole, whose parts come by themselves; hook points are no parts
         reads = run.call is not None and same_tensor(run.call.stream, last)
         if reads and norm is None and _acts_as_norm(part, last):
             norm = path

@@ -48,6 +48,10 @@ def load(
     """
     if isinstance(source, StreamModel):
         return source
+    if not isinstance(source, str | Path | nn.Module):
+        raise CheckpointError(
+            f"source must be a path, a hub id or a module, got {type(source).__name__}"
+        )
     place = _device(device)
     if isinstance(source, nn.Module):
         return _from_module(source, dtype, place, tokenizer, example)
@@ -82,6 +86,8 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
+        if found.type == "meta":
+            raise RuntimeError("it holds no values")
     except (RuntimeError, AssertionError, NotImplementedError) as err:
         raise ConfigError(f"device {str(device)!r} can't be used: {_one_line(err)}") from err
     return found
@@ -150,7 +156,7 @@ def _config(place: str, options: dict[str, Any]) -> Any:
     if file.is_file():
         try:
             json.loads(file.read_text("utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as err:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as err:
             raise CheckpointError(f"{file} is not JSON: {err}") from err
     config = AutoConfig.from_pretrained(place, **options)
     if getattr(config, "is_encoder_decoder", False):
@@ -203,6 +209,9 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
 
 
 def _one_line(err: Exception) -> str:
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    text = lines[0] if lines else type(err).__name__
+    text = " ".join(str(err).split()) or type(err).__name__
+    if "weights_only" in text:  # torch's advice there is to switch the protection off
+        return (
+            "its torch file holds more than tensors, which may be code; convert it to safetensors"
+        )
     return text if len(text) < 300 else text[:297] + "..."

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from resstream.errors import UnsupportedModelError
+from resstream.errors import OutputError, UnsupportedModelError
 from resstream.stream.files import write_directory
 from resstream.stream.model import StreamModel
 from resstream.stream.quiet import quiet
@@ -12,13 +12,17 @@ def save_model(model: StreamModel, directory: str | Path) -> Path:
     """Save weights, config and tokenizer of `model`; whole or not at all.
 
     Raises:
-        OutputError: The directory can't be written.
+        OutputError: The directory can't be written, or holds a checkpoint already.
         UnsupportedModelError: The module has no `save_pretrained`.
     """
     save = getattr(model.module, "save_pretrained", None)
     if save is None:
         raise UnsupportedModelError(
             f"{model.name} is no Hugging Face model; save its state_dict with safetensors"
+        )
+    if (Path(directory) / "config.json").exists():
+        raise OutputError(
+            f"{directory} holds a checkpoint already; choose another directory, or remove it first"
         )
     with quiet(), write_directory(directory) as part:
         save(part)

@@ -60,7 +60,7 @@ def resolve_site(name: str, known: Sequence[str]) -> str:
         return full
     near = difflib.get_close_matches(full, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    blocks = sum(1 for site in known if site.endswith("hook_resid_pre"))
+    blocks = len({site.split(".")[1] for site in known if site.startswith("blocks.")})
     raise UnknownSiteError(
         f"unknown site {name!r}: this model has {blocks} blocks (0..{blocks - 1}){hint}"
     )

@@ -165,7 +165,13 @@ def _random_corpus(model: "StreamModel", window: int, count: int, seed: int) -> 
 
 
 def _from_ids(model: "StreamModel", texts: Any, max_sequences: int | None) -> Corpus:
-    rows = [torch.as_tensor(row).long().cpu() for row in texts][:max_sequences]
+    try:
+        given = [torch.as_tensor(row).cpu() for row in texts][:max_sequences]
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise TextError(f"token ids must be whole numbers [batch, pos]: {err}") from err
+    if any(row.is_floating_point() for row in given):
+        raise TextError("token ids must be whole numbers [batch, pos], got floating ones")
+    rows = [row.long() for row in given]
     if not rows or any(row.ndim != 1 or len(row) < _MIN_WINDOW for row in rows):
         raise TextError(
             f"token ids must be [batch, pos] with at least {_MIN_WINDOW} positions, got "
@@ -218,7 +224,7 @@ def _read_file(path: Path) -> list[str]:
         return [text]
     return [
         _row_text(path, number, line)
-        for number, line in enumerate(text.splitlines(), 1)
+        for number, line in enumerate(text.split("\n"), 1)
         if line.strip()
     ]
 
@@ -226,8 +232,8 @@ def _read_file(path: Path) -> list[str]:
 def _row_text(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as err:
-        raise TextError(f"{path}, line {number} is not JSON: {err.msg}") from err
+    except (json.JSONDecodeError, RecursionError) as err:
+        raise TextError(f"{path}, line {number} is not JSON: {err}") from err
     text = row.get("text") if isinstance(row, dict) else row
     if not isinstance(text, str):
         raise TextError(f"{path}, line {number} must be a string or have a field 'text'")
@@ -261,6 +267,11 @@ def _tokenize(
         )
     if not any(text.strip() for text in documents):
         raise TextError(f"the text is empty ({description})")
+    for number, text in enumerate(documents):
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise TextError(
+                f"document {number} of {description} holds half a character (a surrogate)"
+            )
     prefix = _prefix(model.tokenizer, bos)
     sequences: list[Tensor] = []
     owners: list[int] = []
@@ -274,6 +285,12 @@ def _tokenize(
     if not sequences:
         raise TextError(
             f"the text is too short: no sequence has {_MIN_WINDOW} tokens ({description})"
+        )
+    size, high = vocabulary_size(model.module), max(int(row.max()) for row in sequences)
+    if size is not None and high >= size:
+        raise TextError(
+            f"the tokenizer gives id {high}, the model has 0..{size - 1}; it belongs to another "
+            "model"
         )
     units = owners if len(set(owners)) >= _MIN_DOCUMENTS else list(range(len(sequences)))
     begins = (

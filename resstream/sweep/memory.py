@@ -1,5 +1,6 @@
 """How much memory may a sweep take, and how much will it?"""
 
+import math
 import re
 from pathlib import Path
 
@@ -24,7 +25,10 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise ConfigError(f"memory must be a size such as 4GiB or 500MiB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if not math.isfinite(size):
+        raise ConfigError(f"memory must be a size such as 4GiB or 500MiB, got {text[:20]!r}...")
+    return int(size)
 
 
 def free_memory(device: torch.device) -> int:

@@ -82,6 +82,15 @@ def test_not_finite_names_the_first_culprit(tiny_llama: Any) -> None:
     assert '"nan"' in report.to_json()
 
 
+def test_a_readout_that_makes_nan_is_found(tiny_llama: Any) -> None:
+    module = tiny_llama()
+    with torch.no_grad():
+        module.lm_head.weight[3, 4] = torch.nan
+    report = check(load(module), IDS)
+    assert found(report) == [("RS001", None, None)]
+    assert "the readout makes them" in report.findings[0].statement
+
+
 def test_too_little_text_abstains_and_says_how_much(tiny_llama: Any) -> None:
     report = check(load(tiny_llama()), IDS[:1, :12])
     assert report.verdict == "inconclusive"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from resstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from resstream.errors import CheckpointError, ConfigError, OutputError, UnsupportedModelError
 from resstream.stream.loading import load
 from resstream.stream.model import StreamModel
 from resstream.stream.saving import save_model
@@ -39,6 +39,19 @@ def test_dtype(checkpoint: Path) -> None:
     assert not any(block.opaque for block in model.spec.blocks)
     with pytest.raises(CheckpointError, match=r"dtype must be float32, .* got 'int8'"):
         load(checkpoint, dtype="int8")
+
+
+def test_no_other_checkpoint_is_overwritten(checkpoint: Path) -> None:
+    before = (checkpoint / "model.safetensors").read_bytes()
+    with pytest.raises(OutputError, match="holds a checkpoint already"):
+        save_model(load(checkpoint), checkpoint)
+    assert (checkpoint / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("source", [None, 42, {"a": 1}])
+def test_what_is_no_model_is_refused(source: Any) -> None:
+    with pytest.raises(CheckpointError, match="source must be a path, a hub id or a module"):
+        load(source)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])

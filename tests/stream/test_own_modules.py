@@ -168,6 +168,10 @@ def test_unknown_sites_name_the_nearest(tiny_llama: Any) -> None:
         model.run(torch.arange(4)[None], {"blocks.9.attn_out": lambda value: None})
 
 
+def test_the_native_model_has_its_final_norm() -> None:
+    assert load("demo").spec.readout.norm == "model.ln_final"
+
+
 def test_a_hook_that_never_fires_is_an_error(tiny_llama: Any) -> None:
     model = StreamModel(tiny_llama(), name="tiny")
     model.spec.blocks[1].writes[0]

@@ -149,6 +149,19 @@ def test_bad_context(model: StreamModel, context: int) -> None:
         read_corpus(model, words(9), context=context)
 
 
+def test_a_tokenizer_of_another_model_is_refused(tiny_llama: Any) -> None:
+    small = StreamModel(
+        tiny_llama(vocab_size=100), name="small", tokenizer=word_tokenizer(bos=False)
+    )
+    with pytest.raises(TextError, match=r"gives id 201, the model has 0..99"):
+        read_corpus(small, words(200))
+
+
+def test_float_ids_are_refused(model: StreamModel) -> None:
+    with pytest.raises(TextError, match="whole numbers"):
+        read_corpus(model, torch.rand(2, 5))
+
+
 def test_no_tokenizer_no_text(tiny_llama: Any) -> None:
     with pytest.raises(TextError, match="has no tokenizer; pass token ids"):
         read_corpus(StreamModel(tiny_llama(), name="tiny"), "some text")
