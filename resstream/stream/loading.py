@@ -48,10 +48,7 @@ def load(
     """
     if isinstance(source, StreamModel):
         return source
-    if not isinstance(source, str | Path | nn.Module):
-        raise CheckpointError(
-            f"source must be a path, a hub id or a module, got {type(source).__name__}"
-        )
+    _require_source(source)
     place = _device(device)
     if isinstance(source, nn.Module):
         return _from_module(source, dtype, place, tokenizer, example)
@@ -68,6 +65,14 @@ def load(
     if place is not None:
         module.to(device=place)
     return StreamModel(module, name=text, tokenizer=tokenizer or own, example=example)
+
+
+def _require_source(source: object) -> None:
+    """Callers in a notebook are not type-checked, and the hub has no model named ``None``."""
+    if not isinstance(source, str | Path | nn.Module):
+        raise CheckpointError(
+            f"source must be a path, a hub id or a module, got {type(source).__name__}"
+        )
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
