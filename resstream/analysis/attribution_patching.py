@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.analysis.pairs import EncodedPair, Pairs, encode_pairs, read_pairs
-from resstream.analysis.patch_result import pairs_hash, shown_tokens, stacked
+from resstream.analysis.patch_result import draw_cells, pairs_hash, shown_tokens, stacked
 from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
@@ -66,15 +66,9 @@ class AttributionPatchResult(Result):
 
     def plot(self) -> "go.Figure":
         """Heatmap over layers and positions; heads are summed over positions."""
-        from resstream.figures.heatmap import layer_position_heatmap
-
-        values, labels = self.estimates, self.tokens
-        if values.ndim == 3:
-            values = np.nansum(values, axis=1)
-            labels = tuple(f"head {head}" for head in range(values.shape[1]))
-        return layer_position_heatmap(
-            values,
-            labels,
+        return draw_cells(
+            self.estimates,
+            self.tokens,
             value_title=f"estimated effect on {self.metric} (blue: up)",
             diverging=not self.grad_drop,
             title=f"{self.direction} {self.site}, first order",

@@ -7,7 +7,7 @@ not independent.  Effects are paired: the same tokens with and without the chang
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 _RESAMPLES = 2000
 
@@ -83,10 +83,3 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors))
     return adjusted
-
-
-def excludes_zero(
-    low: Float[np.ndarray, "..."], high: Float[np.ndarray, "..."]
-) -> Bool[np.ndarray, "..."]:
-    """True where an interval lies on one side of zero."""
-    return (low > 0) | (high < 0)

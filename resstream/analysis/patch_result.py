@@ -119,15 +119,9 @@ class PatchResult(Result):
 
     def plot(self) -> "go.Figure":
         """Heatmap over layers and positions; heads are summed over positions."""
-        from resstream.figures.heatmap import layer_position_heatmap
-
-        values, labels = self.effects, self.tokens
-        if values.ndim == 3:
-            values = np.nansum(values, axis=1)
-            labels = tuple(f"head {head}" for head in range(values.shape[1]))
-        return layer_position_heatmap(
-            values,
-            labels,
+        return draw_cells(
+            self.effects,
+            self.tokens,
             value_title=f"effect on {self.metric} (blue: up)",
             diverging=True,
             title=f"{self.direction} {self.site}",
@@ -287,3 +281,22 @@ def _warnings(encoded: Sequence[EncodedPair]) -> list[str]:
     if len({pair.length for pair in encoded}) > 1:
         found.append("pairs have different lengths; positions are counted from the end")
     return found
+
+
+def draw_cells(
+    values: np.ndarray,
+    tokens: tuple[str, ...],
+    *,
+    value_title: str,
+    diverging: bool,
+    title: str,
+) -> "go.Figure":
+    """Heatmap of cells ``[layer, position]``; cells with heads are summed over positions."""
+    from resstream.figures.heatmap import layer_position_heatmap
+
+    if values.ndim == 3:
+        values = np.nansum(values, axis=1)
+        tokens = tuple(f"head {head}" for head in range(values.shape[1]))
+    return layer_position_heatmap(
+        values, tokens, value_title=value_title, diverging=diverging, title=title
+    )
