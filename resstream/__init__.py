@@ -14,9 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resstream.analysis.ablation import AblationResult, ablate
+    from resstream.analysis.attention import AttentionResult, attention
     from resstream.analysis.attribution_patching import AttributionPatchResult, attribution_patch
+    from resstream.analysis.direct_logit_attribution import (
+        AttributionResult,
+        direct_logit_attribution,
+    )
+    from resstream.analysis.gradients import GradientResult, gradients
+    from resstream.analysis.lens_profile import LensProfileResult, lens_profile
+    from resstream.analysis.logit_lens import LogitLensResult, logit_lens
     from resstream.analysis.patch_result import PatchResult
     from resstream.analysis.patching import patch
+    from resstream.analysis.path_patching import PathPatchResult, path_patch
+    from resstream.analysis.precision import PrecisionResult, precision_drift
+    from resstream.analysis.ranks import RankResult, ranks
+    from resstream.analysis.similarity import SimilarityResult, similarity
+    from resstream.analysis.tuned_lens import (
+        TunedLens,
+        TunedLensConfig,
+        TunedLensResult,
+        tuned_lens,
+    )
     from resstream.checks.engine import check
     from resstream.checks.report import CheckReport
     from resstream.errors import (
@@ -43,60 +61,104 @@ __version__ = "0.1.0"
 
 _FACE = {
     "AblationResult": "resstream.analysis.ablation",
+    "AttentionResult": "resstream.analysis.attention",
     "AttributionPatchResult": "resstream.analysis.attribution_patching",
+    "AttributionResult": "resstream.analysis.direct_logit_attribution",
     "CheckReport": "resstream.checks.report",
     "CheckpointError": "resstream.errors",
     "ConfigError": "resstream.errors",
     "DiscoveryError": "resstream.errors",
+    "GradientResult": "resstream.analysis.gradients",
+    "LensProfileResult": "resstream.analysis.lens_profile",
+    "LogitLensResult": "resstream.analysis.logit_lens",
     "OutputError": "resstream.errors",
     "PatchResult": "resstream.analysis.patch_result",
+    "PathPatchResult": "resstream.analysis.path_patching",
+    "PrecisionResult": "resstream.analysis.precision",
+    "RankResult": "resstream.analysis.ranks",
     "Recording": "resstream.recording.result",
     "ResidualTransformer": "resstream.nn.transformer",
     "ResstreamError": "resstream.errors",
     "ResultError": "resstream.errors",
     "SilentHookError": "resstream.errors",
+    "SimilarityResult": "resstream.analysis.similarity",
     "StreamModel": "resstream.stream.model",
     "TextError": "resstream.errors",
+    "TunedLens": "resstream.analysis.tuned_lens",
+    "TunedLensConfig": "resstream.analysis.tuned_lens",
+    "TunedLensResult": "resstream.analysis.tuned_lens",
     "UnknownSiteError": "resstream.errors",
     "UnsupportedModelError": "resstream.errors",
     "ablate": "resstream.analysis.ablation",
+    "attention": "resstream.analysis.attention",
     "attribution_patch": "resstream.analysis.attribution_patching",
     "check": "resstream.checks.engine",
+    "direct_logit_attribution": "resstream.analysis.direct_logit_attribution",
+    "gradients": "resstream.analysis.gradients",
     "inject": "resstream.stream.faults",
+    "lens_profile": "resstream.analysis.lens_profile",
     "load": "resstream.stream.loading",
     "load_result": "resstream.reports.results",
+    "logit_lens": "resstream.analysis.logit_lens",
     "patch": "resstream.analysis.patching",
+    "path_patch": "resstream.analysis.path_patching",
+    "precision_drift": "resstream.analysis.precision",
+    "ranks": "resstream.analysis.ranks",
     "record": "resstream.recording.recorder",
+    "similarity": "resstream.analysis.similarity",
+    "tuned_lens": "resstream.analysis.tuned_lens",
 }
 """Public name -> module that defines it."""
 
 __all__ = [
     "AblationResult",
+    "AttentionResult",
     "AttributionPatchResult",
+    "AttributionResult",
     "CheckReport",
     "CheckpointError",
     "ConfigError",
     "DiscoveryError",
+    "GradientResult",
+    "LensProfileResult",
+    "LogitLensResult",
     "OutputError",
     "PatchResult",
+    "PathPatchResult",
+    "PrecisionResult",
+    "RankResult",
     "Recording",
     "ResidualTransformer",
     "ResstreamError",
     "ResultError",
     "SilentHookError",
+    "SimilarityResult",
     "StreamModel",
     "TextError",
+    "TunedLens",
+    "TunedLensConfig",
+    "TunedLensResult",
     "UnknownSiteError",
     "UnsupportedModelError",
     "__version__",
     "ablate",
+    "attention",
     "attribution_patch",
     "check",
+    "direct_logit_attribution",
+    "gradients",
     "inject",
+    "lens_profile",
     "load",
     "load_result",
+    "logit_lens",
     "patch",
+    "path_patch",
+    "precision_drift",
+    "ranks",
     "record",
+    "similarity",
+    "tuned_lens",
 ]
 
 
