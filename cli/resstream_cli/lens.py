@@ -8,16 +8,16 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+import resstream as rs
 from resstream.errors import ConfigError
 from resstream_cli import options
 from resstream_cli.inputs import open_model, open_text
-from resstream_cli.outputs import Outputs
+from resstream_cli.outputs import Outputs, say
 from resstream_cli.progress import working
 from resstream_cli.tables import printable, table
 
 if TYPE_CHECKING:
-    from resstream.analysis.lens_profile import LensProfileResult
-    from resstream.analysis.logit_lens import LogitLensResult
+    from resstream import LensProfileResult, LogitLensResult, TunedLensResult
 
 _MOST_COLUMNS = 7
 
@@ -39,6 +39,24 @@ def lens(
         Path | None,
         typer.Option("--tuned", metavar="DIR", help="Read through this tuned lens."),
     ] = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(
+            "--train", metavar="DIR", help="Train a tuned lens on the text, and save it there."
+        ),
+    ] = None,
+    n_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--train-tokens",
+            min=1,
+            help="How many tokens to train on; more than the text has go round again.",
+            show_default="the text once",
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option("--batch-tokens", min=2, help="Tokens of one training step.")
+    ] = 512,
     text: options.Text = None,
     n_sampled: Annotated[
         int, typer.Option("--sample", min=1, help="How many tokens of a text to read.")
@@ -55,31 +73,41 @@ def lens(
 ) -> None:
     """Read the stream at every depth through the model's own final norm and head.
 
-    A prompt is shown token by token; of a text, only means and quantiles are kept.
+    A prompt is shown token by token; of a text, only means and quantiles are kept.  --train makes
+    a tuned lens of the text, judged on the part of it that is held out; --tuned reads through one.
     """
     outputs = Outputs(as_json=as_json, out=out, html=html)
     if prompt is not None and text is not None:
         raise ConfigError("--prompt and --text exclude each other; give one of them")
+    if train is not None and (prompt is not None or tuned is not None):
+        raise ConfigError("--train excludes --prompt and --tuned; read through the lens afterwards")
     if prompt is None and target:
         raise ConfigError("--target needs --prompt")
     stream = open_model(model, device=device, dtype=dtype)
-    from resstream.analysis.lens_profile import lens_profile
-    from resstream.analysis.logit_lens import logit_lens
-    from resstream.analysis.tuned_lens import TunedLens
-    from resstream.reports.lensed import lens_page, lens_profile_page
+    from resstream.reports.lensed import lens_page, lens_profile_page, tuned_lens_page
 
-    translate = None if tuned is None else TunedLens.load(tuned, stream)
+    translate = None if tuned is None else rs.TunedLens.load(tuned, stream)
     mid = tuned is None
     if prompt is not None:
         with working("lens"):
-            read = logit_lens(
+            read = rs.logit_lens(
                 stream, prompt, targets=target, top_k=top_k, bos=bos, mid=mid, translate=translate
             )
         outputs.emit(read, lambda: _prompt_shown(read), lambda: lens_page(read))
         return
     corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
+    if train is not None:
+        config = rs.TunedLensConfig(n_tokens=n_tokens, batch_tokens=batch_tokens)
+        with working("train") as advance:
+            made, trained = rs.tuned_lens(
+                stream, corpus, config=config, n_sampled=n_sampled, seed=seed, progress=advance
+            )
+        made.save(train, stream)
+        say(f"lens in {train}")
+        outputs.emit(trained, lambda: _trained_shown(trained), lambda: tuned_lens_page(trained))
+        return
     with working("lens") as advance:
-        profile = lens_profile(
+        profile = rs.lens_profile(
             stream,
             corpus,
             n_sampled=n_sampled,
@@ -134,3 +162,15 @@ def _text_shown(profile: "LensProfileResult") -> RenderableType:
         f"means over {profile.n_tokens[0]} tokens; first and massive tokens apart",
     ]
     return Group(*(Text(printable(line)) for line in facts), table(headings, list(rows)))
+
+
+def _trained_shown(trained: "TunedLensResult") -> RenderableType:
+    headings = ("read after", "logit lens, KL (nats)", "tuned lens, KL (nats)")
+    columns = (trained.logit_kl_nats.tolist(), trained.tuned_kl_nats.tolist())
+    facts = [
+        f"{trained.model}: {trained.text}",
+        f"trained on {trained.n_trained} tokens, judged on {trained.n_held_out} that were held out",
+        *(f"mind: {warning}" for warning in trained.warnings),
+    ]
+    rows = list(zip(trained.depths, *columns, strict=True))
+    return Group(*(Text(printable(line)) for line in facts), table(headings, rows))

@@ -1,8 +1,11 @@
 """What does the stream say, and which depths are alike?  Pages of lenses and of similarity."""
 
+import numpy as np
+
 from resstream.analysis.lens_profile import LensProfileResult
 from resstream.analysis.logit_lens import LogitLensResult
 from resstream.analysis.similarity import SimilarityResult, most_alike
+from resstream.analysis.tuned_lens import TunedLensResult
 from resstream.reports.page import Banner, Page, Section, Table, sentence
 
 _MOST_PROMPTS = 8
@@ -94,6 +97,48 @@ def lens_profile_page(profile: LensProfileResult) -> Page:
             ),
         ),
         provenance=profile.provenance,
+    )
+
+
+def tuned_lens_page(trained: TunedLensResult) -> Page:
+    """The page of a tuned lens: what it gains over the logit lens on text it has not seen."""
+    tuned, plain = trained.tuned_kl_nats[:-1], trained.logit_kl_nats[:-1]
+    better = int((tuned < plain).sum())
+    said = (
+        f"on held-out text its KL is {np.nanmean(tuned):.3g} nats, that of the logit lens "
+        f"{np.nanmean(plain):.3g}, mean over the depths before the last"
+    )
+    columns = ("read after", "logit lens", "tuned lens")
+    numbers = (trained.logit_kl_nats.tolist(), trained.tuned_kl_nats.tolist())
+    return Page(
+        kind="lens",
+        title=trained.model,
+        banner=Banner("plain", f"better at {better} of {len(tuned)} depths", sentence(said)),
+        facts=(
+            ("text", trained.text),
+            ("tokens trained on", trained.n_trained),
+            ("tokens judged on", trained.n_held_out),
+            *(("mind", warning) for warning in trained.warnings),
+        ),
+        sections=(
+            Section(
+                title="How much of the answer is there already, in the stream's own words?",
+                what_to_see=(
+                    "The lower the line, the nearer the reading is to the model's own output; what "
+                    "the tuned lens gains was there, but written in another basis."
+                ),
+                figure=trained.plot(),
+                table=Table(
+                    columns=columns, rows=tuple(zip(trained.depths, *numbers, strict=True))
+                ),
+                definition=(
+                    "KL(model's output || lens) in nats per token, on sequences that were not "
+                    "trained on; first and massive tokens are left out. The translators are "
+                    "affine, one a depth (Belrose et al. 2023)."
+                ),
+            ),
+        ),
+        provenance=trained.provenance,
     )
 
 

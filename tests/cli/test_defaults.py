@@ -40,7 +40,7 @@ OWN = {
     # A pair may be spelled out, and a sweep planned or gone on with.
     "answer", "clean", "corrupted", "pairs", "plan", "resume", "wrong",
     # What is read, and how, has other names or no one function behind it.
-    "prompt", "reading", "target", "tuned",
+    "batch_tokens", "n_tokens", "prompt", "reading", "target", "train", "tuned",
 }  # fmt: skip
 
 

@@ -62,6 +62,7 @@ def test_profile(call: "Call", checkpoint: Path, tmp_path: Path, reading: str) -
     [
         (["--prompt", "a", "--text", "b.txt"], "--prompt and --text exclude each other"),
         (["--target", " a"], "--target needs --prompt"),
+        (["--prompt", "Once upon", "--train", "lens"], "--train excludes --prompt and --tuned"),
         (["--prompt", "Once upon", "--tuned", "nowhere"], "no lens in nowhere"),
         (["--prompt", "Once upon", "--target", "xylophone zoo"], "a target must be one token"),
     ],
@@ -70,3 +71,24 @@ def test_lens_refuses(call: "Call", demo_copy: Path, options: list[str], says: s
     ended = call("lens", demo_copy, *options)
     assert ended.exit_code == 2
     assert says in ended.stderr
+
+
+def test_train_and_read_through(call: "Call", demo_copy: Path, tmp_path: Path) -> None:
+    lens, page, out = tmp_path / "lens", tmp_path / "page.html", tmp_path / "run"
+    small = ["--sequences", 60, "--context", 32]
+    train = ["--train", lens, "--train-tokens", 4000, "--batch-tokens", 128, "--sample", 100]
+    ended = call("lens", demo_copy, *small, *train, "--json", "--html", page, "--out", out)
+    assert ended.exit_code == 0, ended.stderr
+    printed = json.loads(ended.stdout)
+    assert printed["schema"] == "resstream.tuned_lens/1"
+    assert printed["n_trained"] >= 4000
+    assert type(rs.load_result(out)).__name__ == "TunedLensResult"
+    assert "better at 8 of 8 depths" in page.read_text("utf-8")
+    plain, tuned = (
+        json.loads(call("lens", demo_copy, *small, *options, "--json").stdout)
+        for options in ((), ("--tuned", lens))
+    )
+    # The plain lens reads the embedding, two writes a block, and so on.
+    assert plain["depths"][4] == "L1 mlp"
+    assert tuned["depths"][2] == "L1"
+    assert tuned["mean"][1][2][0] < 0.9 * plain["mean"][1][4][0]
