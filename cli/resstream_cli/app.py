@@ -2,9 +2,11 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
+from warnings import catch_warnings
 
 import typer
 from typer.core import TyperGroup
@@ -17,12 +19,15 @@ from resstream_cli.check import check
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
 from resstream_cli.lens import lens
+from resstream_cli.outputs import say
 from resstream_cli.patch import patch
 from resstream_cli.profile import profile
 from resstream_cli.record import record
 from resstream_cli.similarity import similarity
 from resstream_cli.tables import printable
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Typer brings its own click, and shows only this subclass of its usage errors."""
 COULD_NOT_RUN = 2
 INTERRUPTED = 130
 READER_GONE = 141
@@ -38,20 +43,28 @@ def exits() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(READER_GONE) from None
     except (ResstreamError, OSError) as err:
-        typer.echo(f"resstream: error: {_one_line(err)}", err=True)
-        raise typer.Exit(COULD_NOT_RUN) from None
+        _refuse(_one_line(err))
+    except _UsageError as err:
+        where = err.ctx.command_path if err.ctx else "resstream"
+        _refuse(f"{_one_line(err, err.format_message()).rstrip('.')}; see {where} --help")
     except KeyboardInterrupt:
         typer.echo("resstream: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _one_line(err: Exception) -> str:
-    return printable(" ".join(str(err).split())) or type(err).__name__
+def _refuse(line: str) -> NoReturn:
+    typer.echo(f"resstream: error: {line}", err=True)
+    raise typer.Exit(COULD_NOT_RUN) from None
+
+
+def _one_line(err: Exception, message: str | None = None) -> str:
+    return printable(" ".join((message or str(err)).split())) or type(err).__name__
 
 
 class _Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        with exits():
+        with exits(), catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
             return super().invoke(ctx)
 
 

@@ -97,7 +97,8 @@ class Outputs:
 
 def say(message: str) -> None:
     """A message for the person at the keyboard, on stderr."""
-    Console(stderr=True, highlight=False).print(message, style="dim", markup=False)
+    line = " ".join(message.split())
+    Console(stderr=True, highlight=False).print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def _try_to_write(goal: Path, *, below: Path) -> None:

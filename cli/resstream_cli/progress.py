@@ -29,7 +29,7 @@ def working(what: str) -> Iterator[Advance]:
                 yield advance
         else:
             yield _lines(what, console)
-    console.print(f"{what}: {monotonic() - began:.1f} s", style="dim", markup=False)
+    console.print(f"{what}: done in {monotonic() - began:.1f} s", style="dim", markup=False)
 
 
 @contextmanager

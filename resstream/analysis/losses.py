@@ -5,6 +5,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from resstream.stream.model import StreamModel
+from resstream.stream.texts import Corpus
+
+
+def mean_loss(model: StreamModel, corpus: Corpus) -> float:
+    """Cross-entropy of `model` on `corpus`, in nats per predicted token."""
+    total = 0.0
+    with torch.no_grad():
+        for batch in corpus.batches():
+            losses = token_losses(model.forward(batch.tokens), batch.tokens)
+            total += float(losses.double().sum())
+    return total / corpus.n_predicted
+
 
 def token_losses(
     logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]

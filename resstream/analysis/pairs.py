@@ -5,6 +5,7 @@ the other: symmetric token replacement (Zhang and Nanda, 2023, arXiv:2309.16042)
 """
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,14 +111,14 @@ def _read_rows(path: Path) -> list[Any]:
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".csv":
-            rows: Any = list(csv.DictReader(text.splitlines()))
+            rows: Any = list(csv.DictReader(io.StringIO(text, newline="")))
         elif path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
         else:
             rows = json.loads(text)
     except OSError as err:
         raise TextError(f"cannot read {path}: {err.strerror or err}") from err
-    except ValueError as err:  # not UTF-8, or not JSON
+    except (ValueError, RecursionError, csv.Error) as err:  # not UTF-8, or not what it should be
         raise TextError(f"{path} is not UTF-8 {path.suffix[1:]}: {err}") from err
     if isinstance(rows, Mapping):
         rows = next((rows[key] for key in ("prompts", "pairs") if key in rows), [rows])

@@ -59,7 +59,7 @@ def _read(path: Path) -> str:
 def _class_of(text: str, path: Path) -> type[Result]:
     try:
         plain: Any = json.loads(text)
-    except json.JSONDecodeError as err:
+    except (json.JSONDecodeError, RecursionError) as err:
         raise ResultError(f"{path} is damaged: {err}") from err
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(schema, str) or schema not in _KINDS:

@@ -49,9 +49,9 @@ def write_directory(path: str | Path) -> Iterator[Path]:
         goal.mkdir(exist_ok=True)
         for item in sorted(part.iterdir()):
             target = goal / item.name
-            if target.is_dir():
+            if target.is_dir() and item.is_dir():
                 shutil.rmtree(target)
-            item.replace(target)
+            item.replace(target)  # refused where a directory is in the way of a file
     except OSError as err:
         raise OutputError(f"cannot write {goal}: {err.strerror or err}") from err
     finally:

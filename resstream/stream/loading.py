@@ -5,6 +5,7 @@ Nothing is unpickled: safetensors are preferred and torch files are read with ``
 """
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from resstream.errors import CheckpointError, ConfigError, UnsupportedModelError
 from resstream.stream.model import StreamModel
 from resstream.stream.quiet import quiet
 
+_LONGEST_NAME = 255
+"""Of a file; asking for a longer one is an error of the system."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -73,6 +76,8 @@ def _require_source(source: object) -> None:
         raise CheckpointError(
             f"source must be a path, a hub id or a module, got {type(source).__name__}"
         )
+    if str(source) == "":
+        raise CheckpointError("source must name a model, got an empty name")
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
@@ -125,13 +130,16 @@ def _from_checkpoint(
     except (UnsupportedModelError, CheckpointError):
         raise
     except Exception as err:  # many libraries read a checkpoint; all of them fail in their own way
-        raise CheckpointError(f"cannot load {text}: {_one_line(err)}") from err
+        where = _damaged_file(place) or text
+        raise CheckpointError(f"cannot load {where}: {_one_line(err)}") from err
     return module, _tokenizer(place, options)
 
 
 def _locate(text: str) -> tuple[str, str | None]:
     """Where `from_pretrained` should look, and the GGUF file there, if it is one."""
     path = Path(text).expanduser()
+    if len(path.name) > _LONGEST_NAME:
+        raise CheckpointError(f"no such checkpoint: {text[:60]}...")
     if path.is_file():
         if path.suffix != ".gguf":
             raise CheckpointError(f"{text} is a file; pass its directory (or a .gguf file)")
@@ -179,15 +187,52 @@ def _weights(place: str, config: Any, dtype: torch.dtype, options: dict[str, Any
     if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
         extra["quantization_config"] = transformers.GgufConfig(dequantize=True)
     module, report = _model_class(config).from_pretrained(
-        place, config=config, dtype=dtype, output_loading_info=True, **extra
+        place,
+        config=config,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused here, with their names
+        **extra,
     )
+    _require_all_weights(place, report)
+    return module
+
+
+def _require_all_weights(place: str, report: dict[str, Any]) -> None:
+    """Refuse weights that are missing or of another shape; say which ones had no place."""
+    mismatched = sorted(report.get("mismatched_keys", ()), key=str)
+    if mismatched:
+        name, found, wanted = mismatched[0]
+        raise CheckpointError(
+            f"{len(mismatched)} weights of {place} do not have the shape that config.json asks "
+            f"for, first {name}: {tuple(found)} instead of {tuple(wanted)}"
+        )
     missing = sorted(report.get("missing_keys", ()))
     if missing:
         raise CheckpointError(
             f"{place} lacks {len(missing)} of the model's weights, first {missing[0]}; "
             "it is incomplete"
         )
-    return module
+    unused = sorted(report.get("unexpected_keys", ()))
+    if unused:
+        warnings.warn(
+            f"{len(unused)} weights of {place} are not used by the model that config.json "
+            f"describes, first {unused[0]}",
+            stacklevel=5,
+        )
+
+
+def _damaged_file(place: str) -> Path | None:
+    """The first safetensors file of a directory that can't be opened."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(Path(place).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError):
+            return file
+    return None
 
 
 def _model_class(config: Any) -> Any:
@@ -209,7 +254,8 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
         return None
     try:
         return AutoTokenizer.from_pretrained(place, **options)
-    except Exception:  # a checkpoint without a usable tokenizer is still a model to look at
+    except Exception as err:  # a checkpoint without a usable tokenizer is still a model to look at
+        warnings.warn(f"going on without the tokenizer of {place}: {_one_line(err)}", stacklevel=4)
         return None
 
 

@@ -125,6 +125,16 @@ class StreamModel:
         """What the model itself makes of a last stream: final norm, head, scales and soft-caps."""
         return self._skeleton.readout(self._caller.like(stream), stream)
 
+    def replay_error(self, inputs: Tensor) -> float:
+        """Largest absolute difference between the model's own output and the replayed stream's."""
+        with torch.no_grad():
+            frame = self.begin(inputs)
+            stream = frame.stream
+            for layer in range(self.spec.n_layers):
+                stream = self.run_block(layer, stream, frame)
+            difference = (self.readout(stream) - self.forward(inputs)).abs()
+        return float(torch.nan_to_num(difference, nan=0.0).max())
+
     def run(self, inputs: Tensor, hooks: Mapping[str, Hook]) -> Tensor:
         """The model's own forward with hooks.
 

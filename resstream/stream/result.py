@@ -118,7 +118,7 @@ class Result(ABC):
         """
         try:
             plain = json.loads(text)
-        except json.JSONDecodeError as err:
+        except (json.JSONDecodeError, RecursionError) as err:
             raise ResultError(f"not a result: {err}") from err
         found = plain.pop("schema", None) if isinstance(plain, dict) else None
         if found != cls.schema:

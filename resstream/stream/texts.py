@@ -128,10 +128,14 @@ def read_corpus(
         raise TextError(f"context must be in {_MIN_WINDOW}..{longest} tokens, got {window}")
     if max_sequences is not None and max_sequences < 1:
         raise TextError(f"the number of sequences must be at least 1, got {max_sequences}")
+    are_ids = isinstance(texts, Tensor | np.ndarray) or _are_ids(texts)
+    if bos is not None and (are_ids or model.tokenizer is None):
+        reason = "token ids are used as they are" if are_ids else f"{model.name} has no tokenizer"
+        raise TextError(f"there is no BOS token to add or leave out: {reason}; leave --bos away")
     if texts is None and model.tokenizer is None:
         return _random_corpus(model, window, max_sequences or 16, seed)
-    if isinstance(texts, Tensor | np.ndarray) or _are_ids(texts):
-        return _from_ids(model, texts, max_sequences)
+    if are_ids:
+        return _from_ids(model, texts, max_sequences, longest)
     documents, description = _read(model, texts)
     return _tokenize(model, documents, description, window, max_sequences, bos)
 
@@ -164,7 +168,7 @@ def _random_corpus(model: "StreamModel", window: int, count: int, seed: int) -> 
     )
 
 
-def _from_ids(model: "StreamModel", texts: Any, max_sequences: int | None) -> Corpus:
+def _from_ids(model: "StreamModel", texts: Any, max_sequences: int | None, longest: int) -> Corpus:
     try:
         given = [torch.as_tensor(row).cpu() for row in texts][:max_sequences]
     except (TypeError, ValueError, RuntimeError) as err:
@@ -176,6 +180,10 @@ def _from_ids(model: "StreamModel", texts: Any, max_sequences: int | None) -> Co
         raise TextError(
             f"token ids must be [batch, pos] with at least {_MIN_WINDOW} positions, got "
             f"{[tuple(row.shape) for row in rows[:3]]}"
+        )
+    if max(map(len, rows)) > longest:
+        raise TextError(
+            f"{model.name} takes at most {longest} tokens, got a sequence of {max(map(len, rows))}"
         )
     size = vocabulary_size(model.module)
     low, high = min(int(row.min()) for row in rows), max(int(row.max()) for row in rows)
@@ -250,7 +258,11 @@ def _read_parquet(path: Path) -> list[str]:
         raise TextError(f"{path} is not a parquet file: {err}") from err
     if "text" not in table.column_names:
         raise TextError(f"{path} must have a column 'text', it has {table.column_names}")
-    return [str(value) for value in table.column("text").to_pylist() if value]
+    values = [value for value in table.column("text").to_pylist() if value is not None]
+    if not all(isinstance(value, str) for value in values):
+        kind = table.schema.field("text").type
+        raise TextError(f"{path}: column 'text' must hold strings, it holds {kind}")
+    return [value for value in values if value]
 
 
 def _tokenize(

@@ -57,7 +57,9 @@ def test_wrong_usage_exits_with_2(call: Call, arguments: list[str]) -> None:
     shown = call(*arguments)
     assert shown.exit_code == 2
     assert shown.stdout == ""
-    assert "Usage" in shown.stderr
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith("resstream: error: ")
+    assert line.endswith(" --help")
 
 
 def test_an_error_of_the_library_is_one_line(

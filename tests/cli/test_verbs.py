@@ -51,6 +51,16 @@ def test_inspect_as_table(call: Call, checkpoint: Path) -> None:
     assert re.search(r"2\s+pre\s+mlp\s+model\.layers\.2\.mlp", shown.stdout)
 
 
+def test_inspect_proves_on_a_text(call: Call, demo_copy: Path, tmp_path: Path) -> None:
+    text, page = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("One day a little girl went to the park. " * 30)
+    shown = call("inspect", demo_copy, "--text", text, "--json", "--html", page)
+    assert shown.exit_code == 0
+    assert as_json(shown)["text_replay_error"] == 0.0
+    assert "text.txt" in as_json(shown)["provenance"]["text"]
+    assert "8 of 8 blocks and 16 writes are proved." in page.read_text()
+
+
 def test_inspect_saves_what_it_prints(call: Call, checkpoint: Path, tmp_path: Path) -> None:
     shown = call("inspect", checkpoint, "--json", "--out", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == as_json(shown)
@@ -159,6 +169,16 @@ def test_inject_writes_a_damaged_copy(call: Call, checkpoint: Path, tmp_path: Pa
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert changed == ["model.layers.1.mlp.down_proj.weight"]
     assert torch.equal(8 * before[changed[0]], after[changed[0]])
+
+
+def test_inject_says_what_the_fault_costs(call: Call, demo_copy: Path, tmp_path: Path) -> None:
+    text, page = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("One day a little girl went to the park. " * 30)
+    fault = ("--fault", "zero", "--layer", 0, "--write", "mlp", "--out", tmp_path / "out")
+    shown = call("inject", demo_copy, *fault, "--text", text, "--html", page, "--json")
+    found = as_json(shown)
+    assert found["loss_after"] > found["loss_before"] + 0.1
+    assert "Damaged: layer 0 mlp" in page.read_text()
 
 
 def test_inject_takes_a_layer_from_another_model(

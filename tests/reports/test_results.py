@@ -55,6 +55,7 @@ def test_missing(tmp_path: Path, place: str) -> None:
         (b'{"schema": "resstream.ablate/1", "effects": 3}', "is damaged"),
         (b'{"schema": "resstream.check/1", "unknown": 3}', "is damaged"),
         (b"\xff\xfe", "cannot read"),
+        (b"[" * 100_000, "is damaged"),
     ],
 )
 def test_damaged_or_unknown(tmp_path: Path, content: bytes, message: str) -> None:

@@ -103,19 +103,23 @@ def break_config(place: Path) -> None:
     (place / "config.json").write_text("{oops")
 
 
-def unknown_type(place: Path) -> None:
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps(config | {"model_type": "no-such-thing"}))
+def set_config(**changed: Any) -> Any:
+    def change(place: Path) -> None:
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps(config | changed))
+
+    return change
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, "cannot load .*tiny"),
-        (empty_weights, "cannot load .*tiny"),
+        (truncate, r"cannot load .*tiny/model\.safetensors"),
+        (empty_weights, r"cannot load .*tiny/model\.safetensors"),
+        (set_config(hidden_size=16), r"shape .*, first .*: \(\d+.*\) instead of \("),
         (drop_weight, r"lacks 1 of the model's weights, first model.layers.2.mlp.down_proj"),
         (break_config, "config.json is not JSON"),
-        (unknown_type, "no-such-thing"),
+        (set_config(model_type="no-such-thing"), "no-such-thing"),
         (lambda place: (place / "config.json").unlink(), "has no config.json"),
         (lambda place: (place / "model.safetensors").unlink(), "cannot load .*tiny"),
     ],
@@ -133,12 +137,26 @@ def test_damaged_checkpoints(checkpoint: Path, damage: Any, message: str) -> Non
         ("./nowhere", "no such checkpoint: ./nowhere"),
         ("/nowhere/at/all.gguf", "no such checkpoint"),
         ("no-such-model-anywhere", "cannot load no-such-model-anywhere"),
+        ("x" * 300, "no such checkpoint"),
+        ("", "got an empty name"),
         ("demo:nothing", "unknown demo 'demo:nothing'; there are demo, demo:collapsed"),
     ],
 )
 def test_missing_checkpoints(source: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         load(source)
+
+
+def test_weights_without_a_place_are_said(checkpoint: Path) -> None:
+    set_config(num_hidden_layers=3)(checkpoint)
+    with pytest.warns(UserWarning, match=r"27 weights .* not used .*first model.layers.3"):
+        assert load(checkpoint).spec.n_layers == 3
+
+
+def test_a_damaged_tokenizer_is_said(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text("{broken")
+    with pytest.warns(UserWarning, match="going on without the tokenizer of"):
+        assert load(checkpoint).tokenizer is None
 
 
 def test_pickled_code_does_not_run(checkpoint: Path, tmp_path: Path) -> None:

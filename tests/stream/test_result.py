@@ -127,6 +127,18 @@ def test_unwritable_places(tmp_path: Path) -> None:
             pass
 
 
+def test_a_folder_of_the_user_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    theirs = tmp_path / "run" / "result.json" / "notes.md"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("mine")
+    with (
+        pytest.raises(OutputError, match="cannot write"),
+        write_directory(tmp_path / "run") as part,
+    ):
+        (part / "result.json").write_text("{}")
+    assert theirs.read_text() == "mine"
+
+
 def test_a_directory_keeps_files_that_the_new_content_does_not_name(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.md").write_text("mine")

@@ -117,6 +117,7 @@ def test_without_a_tokenizer_the_ids_are_random_and_said_to_be(tiny_llama: Any) 
         ([], "the text is empty"),
         ([[1, 2], [3, 999]], r"token ids must be in 0..255, got 1..999"),
         (torch.zeros(2, 1, dtype=torch.long), "at least 2 positions"),
+        (torch.zeros(1, 129, dtype=torch.long), "takes at most 128 tokens, got a sequence of 129"),
         (Path("nowhere.txt"), "cannot read nowhere.txt: No such file"),
         (Path("image.png"), r"must end in .txt, .jsonl, .parquet"),
     ],
@@ -141,6 +142,21 @@ def test_bad_files(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TextError, match=message):
         read_corpus(model, tmp_path / name)
+
+
+def test_a_column_of_numbers_is_no_text(model: StreamModel, tmp_path: Path) -> None:
+    import pandas as pd
+
+    pd.DataFrame({"text": [1, 2]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(TextError, match="column 'text' must hold strings, it holds int64"):
+        read_corpus(model, tmp_path / "a.parquet")
+
+
+def test_bos_is_not_ignored_in_silence(model: StreamModel, tiny_llama: Any) -> None:
+    with pytest.raises(TextError, match="token ids are used as they are"):
+        read_corpus(model, [[1, 2]], bos=True)
+    with pytest.raises(TextError, match="bare has no tokenizer"):
+        read_corpus(StreamModel(tiny_llama(), name="bare"), bos=False)
 
 
 @pytest.mark.parametrize("context", [1, 129])
