@@ -73,7 +73,25 @@ class Page:
     provenance: "Provenance"
 
 
-def save_page(path: str | Path, page: Page) -> Path:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One page among several."""
+
+    source: str
+    """The directory that it was read from."""
+    page: Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Several pages in one: a summary that leads to each, then all of them."""
+
+    title: str
+    banner: Banner
+    parts: tuple[Part, ...]
+
+
+def save_page(path: str | Path, page: Page | Report) -> Path:
     """Write `page` as one HTML file, whole or not at all.
 
     Raises:
@@ -85,8 +103,8 @@ def save_page(path: str | Path, page: Page) -> Path:
     return Path(path)
 
 
-def render_page(page: Page) -> str:
-    """The HTML of `page`."""
+def render_page(page: Page | Report) -> str:
+    """The HTML of one page, or of a report of several."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -100,13 +118,18 @@ def render_page(page: Page) -> str:
     )
     environment.filters |= {"shown": shown, "is_number": is_number, "sentence": sentence}
     scripts = (get_plotlyjs(), _asset("page.js"))
+    report = page if isinstance(page, Report) else None
+    pages = (page,) if isinstance(page, Page) else tuple(part.page for part in page.parts)
     return environment.get_template("page.html.j2").render(
-        page=page,
+        title=page.title,
+        kind="report" if isinstance(page, Report) else page.kind,
+        report=report,
+        pages=pages,
         surfaces=SURFACES,
         alarm=ALARM,
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        figures=Markup(_figures(page.sections)),
+        figures=Markup(_figures([section for each in pages for section in each.sections])),
         policy=_policy(scripts),
     )
 

@@ -1,15 +1,70 @@
-"""Which sections make the page of a result?"""
+"""Which page belongs to a result, and what is on it?"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 
 from resstream.analysis.ablation import AblationResult
 from resstream.checks.report import CheckReport
 from resstream.recording.result import Recording
 from resstream.reports.ablated import ablation_sections, is_harmful, is_unclear, place_of
 from resstream.reports.checked import check_sections, marks_of
-from resstream.reports.page import Banner, Page, sentence
+from resstream.reports.page import Banner, Page, Part, Report, Tone, sentence
 from resstream.reports.recorded import recording_sections
 from resstream.shapes import STRATA
+from resstream.stream.result import Result
 
 _MOST_PLACES = 4
+_PAGES = {
+    "resstream.ablate": "pages:ablate_page",
+    "resstream.attention": "profiled:profile_page",
+    "resstream.attribute": "attributed:attribute_page",
+    "resstream.attribution_patch": "patched:attribution_patch_page",
+    "resstream.check": "pages:check_page",
+    "resstream.gradients": "profiled:profile_page",
+    "resstream.lens_profile": "lensed:lens_profile_page",
+    "resstream.logit_lens": "lensed:lens_page",
+    "resstream.patch": "patched:patch_page",
+    "resstream.path_patch": "patched:path_patch_page",
+    "resstream.precision": "profiled:profile_page",
+    "resstream.ranks": "profiled:profile_page",
+    "resstream.record": "pages:record_page",
+    "resstream.similarity": "lensed:similarity_page",
+    "resstream.tuned_lens": "lensed:tuned_lens_page",
+}
+"""Schema without its version -> what makes its page, in this room."""
+
+_TONES: tuple[Tone, ...] = ("bad", "open", "good", "plain")
+"""The first of these that any page has is the tone of a report."""
+
+
+def page_of(result: Result) -> Page:
+    """The page of any result."""
+    module, _, name = _PAGES[result.schema.partition("/")[0]].partition(":")
+    return getattr(import_module(f"resstream.reports.{module}"), name)(result)
+
+
+def report_of(runs: Sequence[tuple[str | Path, Result]]) -> Report:
+    """One report of several results, in the order given.
+
+    Args:
+        runs: Where each result was saved, and the result.
+    """
+    parts = tuple(Part(str(place), page_of(result)) for place, result in runs)
+    models = tuple(dict.fromkeys(part.page.title for part in parts))
+    tones = {part.page.banner.tone for part in parts}
+    alarms = [part.page for part in parts if part.page.banner.tone == "bad"]
+    number = f"{len(parts)} result{'' if len(parts) == 1 else 's'}"
+    said = "; ".join(f"{page.kind} of {page.title}: {page.banner.headline}" for page in alarms)
+    return Report(
+        title=", ".join(models[:_MOST_PLACES]) + (", ..." if len(models) > _MOST_PLACES else ""),
+        banner=Banner(
+            next(tone for tone in _TONES if tone in tones),
+            f"{number} on {len(models)} model{'' if len(models) == 1 else 's'}",
+            sentence(said or "none of them is a finding"),
+        ),
+        parts=parts,
+    )
 
 
 def check_page(

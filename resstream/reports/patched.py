@@ -1,7 +1,14 @@
 """What does a patching sweep show?  Its page."""
 
+from typing import TYPE_CHECKING
+
+from resstream.analysis.attribution_patching import AttributionPatchResult
 from resstream.analysis.patch_result import PatchResult
+from resstream.analysis.path_patching import PathPatchResult
 from resstream.reports.page import Banner, Page, Section, Table, sentence
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_ROWS = 30
 _WHAT = {
@@ -30,6 +37,70 @@ def patch_page(result: PatchResult) -> Page:
         sections=(_section(result),),
         provenance=result.provenance,
     )
+
+
+def attribution_patch_page(result: AttributionPatchResult) -> Page:
+    """The page of an attribution patch."""
+    frame = result.to_dataframe()
+    ranked = _largest_rows(frame, f"estimate_{result.metric}")
+    return Page(
+        kind="attribution patch",
+        title=result.model,
+        banner=_estimated(ranked, result.metric),
+        facts=(("site", result.site), ("direction", result.direction), ("metric", result.metric)),
+        sections=(
+            Section(
+                title="Where may it lie?",
+                what_to_see="A strong cell is a candidate; patch it to know.",
+                figure=result.plot(),
+                table=Table(columns=tuple(frame.columns), rows=ranked),
+                definition=(
+                    "First-order estimate: gradient of the metric times the change of the "
+                    "activation, mean over pairs (Nanda 2023; Kramar et al. 2024)."
+                ),
+            ),
+        ),
+        provenance=result.provenance,
+    )
+
+
+def path_patch_page(result: PathPatchResult) -> Page:
+    """The page of a path patch."""
+    frame = result.to_dataframe()
+    ranked = _largest_rows(frame, f"effect_{result.metric}")
+    return Page(
+        kind="path patch",
+        title=result.model,
+        banner=_estimated(ranked, result.metric),
+        facts=(("direction", result.direction), ("metric", result.metric)),
+        sections=(
+            Section(
+                title="Along which paths does it travel?",
+                what_to_see="A row is a write that sends, a column the write (or end) that reads.",
+                figure=result.plot(),
+                table=Table(columns=tuple(frame.columns), rows=ranked),
+                definition=(
+                    f"Change of {result.metric} when what one write sends to one later write is "
+                    "taken from the other run, all else held; mean over pairs (Wang et al. 2022)."
+                ),
+            ),
+        ),
+        provenance=result.provenance,
+    )
+
+
+def _largest_rows(frame: "pd.DataFrame", column: str) -> tuple[tuple[object, ...], ...]:
+    order = frame[column].abs().sort_values(ascending=False, kind="stable").index
+    chosen = frame.loc[order[:_MOST_ROWS]]
+    return tuple(tuple(row) for row in chosen.astype(object).to_numpy().tolist())
+
+
+def _estimated(ranked: tuple[tuple[object, ...], ...], metric: str) -> Banner:
+    if not ranked:
+        return Banner("plain", "Nothing was patched", "No cell was run.")
+    *place, effect = ranked[0]
+    where = " ".join(str(item) for item in place)
+    return Banner("plain", where, sentence(f"the largest, {effect:+.4g} on {metric}, is there"))
 
 
 def _banner(result: PatchResult) -> Banner:
