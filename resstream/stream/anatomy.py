@@ -152,7 +152,7 @@ def product_candidates(
         (part, transposed)
         for part in trace.parts
         if after < part.order <= writer.part.order
-        and part.output.shape[-1] == trace.stream.shape[-1]
+        and part.output.shape[-1:] == trace.stream.shape[-1:]  # a gate's output may have no axis
         and (transposed := _is_product(part)) is not None
     ]
     inside = [item for item in products if _within(item[0].path, goal.path)]

@@ -126,7 +126,9 @@ def _best_set(
     rows = torch.where(rows.isfinite(), rows, torch.zeros_like(rows))
     gram, along = rows @ rows.T, rows @ update.flatten()
     total = float(update.square().sum())
-    scored: list[tuple[float, int, tuple[int, ...]]] = []
+    # The best fit; among equals one that needs no constant (a gate that both writes of a block
+    # share looks like one in the twin), then the outermost parts.
+    scored: list[tuple[float, bool, int, tuple[int, ...]]] = []
     for chosen in itertools.combinations(range(len(pool)), size):
         if needs_through and all(pool[index].minus is None for index in chosen):
             continue
@@ -136,11 +138,12 @@ def _best_set(
         norm, dot = float(gram[index][:, index].sum()), float(along[index].sum())
         if norm > 0:
             depth = sum(pool[i].part.depth for i in chosen)
-            scored.append((max(0.0, 1 - dot * dot / (norm * total)) ** 0.5, depth, chosen))
+            error = max(0.0, 1 - dot * dot / (norm * total)) ** 0.5
+            scored.append((error, abs(dot / norm - 1) > 1e-6, depth, chosen))
     if not scored:
         return None
     least = min(scored)[0]
-    _, _, chosen = min(
+    *_, chosen = min(
         (entry for entry in scored if entry[0] <= 2 * least + 1e-6), key=lambda e: e[1:]
     )
     return _prove_sum([pool[index] for index in chosen], update)

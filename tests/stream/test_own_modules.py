@@ -182,3 +182,18 @@ def test_a_hook_that_never_fires_is_an_error(tiny_llama: Any) -> None:
         pytest.raises(SilentHookError, match=r"never reached blocks.1.hook_attn_out"),
     ):
         model.run(torch.arange(4)[None], {"blocks.1.attn_out": lambda value: None})
+
+
+def test_a_gate_that_two_writes_share_is_no_constant() -> None:
+    """ReZero: in the twin, whose gate is drawn, scale and module could be taken for a constant."""
+    from resstream.nn.config import TransformerConfig
+    from resstream.nn.rules import ReZero
+    from resstream.nn.transformer import ResidualTransformer
+
+    config = TransformerConfig(
+        n_layers=2, d_model=16, n_heads=2, d_vocab=20, n_ctx=16, rule=ReZero(alpha=0.5)
+    )
+    for write in load(ResidualTransformer(config)).spec.writes:
+        assert write.module == f"blocks.{write.layer}.hook_{write.name}_out"
+        assert write.scale == 1.0
+        assert write.residue < 1e-6
