@@ -67,9 +67,9 @@ def _blocks(spec: StreamSpec) -> Section:
         what_to_see="Each row is one write, in the order in which they are added.",
         table=Table(columns=_COLUMNS, rows=rows),
         definition=(
-            "Found in the running module, without names of model families.  Residue: the largest "
-            "difference between the stream after a block and the stream before it plus the block's "
-            "writes, relative to the largest value there."
+            "Found in the running module, without names of model families.  Residue: "
+            "the norm of what a block's writes leave unexplained of its update of the stream, over "
+            "the norm of that update."
         ),
     )
 
@@ -103,7 +103,7 @@ def inject_page(
         out: Where the copy is.
         losses: Cross-entropy on the text before and after, nats per token.
     """
-    facts: tuple[tuple[str, object], ...] = (("where", place), ("what", detail), ("copy in", out))
+    facts: tuple[tuple[str, object], ...] = (("what was done", detail),)
     if losses is not None:
         before, after = losses
         facts += (
@@ -114,7 +114,7 @@ def inject_page(
     return Page(
         kind="inject",
         title=provenance.model,
-        banner=Banner("plain", f"Damaged: {place}", sentence(detail)),
+        banner=Banner("plain", f"Damaged: {place}", f"The damaged copy is in {out}."),
         facts=facts,
         sections=(),
         provenance=provenance,
