@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 from warnings import catch_warnings
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from resstream import __version__
 from resstream.errors import ResstreamError
@@ -19,10 +19,11 @@ from resstream_cli.check import check
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
 from resstream_cli.lens import lens
-from resstream_cli.outputs import say
+from resstream_cli.outputs import asked, say
 from resstream_cli.patch import patch
 from resstream_cli.profile import profile
 from resstream_cli.record import record
+from resstream_cli.report import report
 from resstream_cli.similarity import similarity
 from resstream_cli.tables import printable
 
@@ -68,6 +69,12 @@ class _Verbs(TyperGroup):
             return super().invoke(ctx)
 
 
+class _Verb(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        with asked(ctx.info_name, ctx.params):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="resstream",
     cls=_Verbs,
@@ -86,8 +93,9 @@ for _verb in (
     attribute,
     similarity,
     profile,
+    report,
 ):
-    app.command()(_verb)
+    app.command(cls=_Verb)(_verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +15,7 @@ from rich.console import Console, RenderableType
 from resstream.errors import OutputError
 
 if TYPE_CHECKING:
-    from resstream.reports.page import Page
+    from resstream.reports.page import Page, Report
 
 
 class Emitted(Protocol):
@@ -78,21 +80,52 @@ class Outputs:
         self,
         result: Emitted,
         show: Callable[[], RenderableType],
-        page: "Callable[[], Page] | None" = None,
+        page: "Callable[[], Page | Report] | None" = None,
     ) -> None:
-        """Write the files that were asked for, then print `result` as JSON or as `show` has it."""
-        if self.html is not None and page is not None:
-            from resstream.reports.page import save_page
+        """Write the files that were asked for, then print `result` as JSON or as `show` has it.
 
-            save_page(self.html, page())
-            say(f"page in {self.html}")
+        The directory of a run holds the result, its page, and what the verb was asked.
+        """
+        if page is not None and (self.html is not None or self.out is not None):
+            self._save_page(page())
         if self.out is not None:
             result.save(self.out)
+            _save_config(self.out)
             say(f"saved in {self.out}")
         if self.as_json:
             typer.echo(result.to_json(indent=2))
         else:
             Console(highlight=False).print(show())
+
+    def _save_page(self, page: "Page | Report") -> None:
+        from resstream.reports.page import save_page
+
+        if self.out is not None:
+            save_page(self.out / "report.html", page)
+        if self.html is not None:
+            save_page(self.html, page)
+            say(f"page in {self.html}")
+
+
+@contextmanager
+def asked(verb: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Remember what a verb was asked while it runs; `Outputs.emit` writes it beside the result."""
+    token = _CONFIG.set({"schema": "resstream.config/1", "verb": verb, "options": dict(options)})
+    try:
+        yield
+    finally:
+        _CONFIG.reset(token)
+
+
+_CONFIG: ContextVar[dict[str, Any]] = ContextVar("config")
+
+
+def _save_config(directory: Path) -> None:
+    from resstream.stream.files import write_file
+
+    text = json.dumps(_CONFIG.get(), indent=1, ensure_ascii=False, default=str)
+    with write_file(directory / "config.json") as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def say(message: str) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+_MOST_ROWS = 40
+"""Rows that a notebook shows of a table."""
+
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -126,20 +129,41 @@ class Result(ABC):
         return from_plain(cls, plain)
 
     def save(self, directory: str | Path) -> Path:
-        """Write ``result.json`` and the tidy table (parquet and CSV) into `directory`.
+        """Write ``result.json``, the tidy table (parquet and CSV) and the arrays into `directory`.
 
-        Everything is written to a temporary name first and renamed when complete.
+        ``result.json`` alone is read back; ``arrays.safetensors`` has its array fields for other
+        programs.  Everything is written to a temporary name first and renamed when complete.
 
         Raises:
             OutputError: The directory can't be written.
         """
+        from safetensors.numpy import save_file
+
         table = self.to_dataframe()
         with write_directory(directory) as part:
             (part / "result.json").write_text(self.to_json(indent=1), encoding="utf-8")
             table.to_parquet(part / "table.parquet")
             table.to_csv(part / "table.csv", index=False)
+            save_file(self._arrays(), part / "arrays.safetensors", {"schema": self.schema})
         return Path(directory)
 
+    def _arrays(self) -> dict[str, np.ndarray]:
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        kept = {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+        return {name: np.ascontiguousarray(value) for name, value in kept.items()}
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """Notebooks show the figure, in the form that Plotly chooses for their kind.
+
+        A notebook that knows no form but HTML (Colab, a page made of it) has the table beneath.
+        """
+        figure = self.plot()
+        bundle = figure._repr_mimebundle_()
+        return {**bundle, "text/html": figure._repr_html_() + self._table_html()}
+
     def _repr_html_(self) -> str:
-        """Notebooks show the table; call `plot` for the figure."""
-        return self.to_dataframe().to_html(index=False, escape=True, max_rows=40)
+        return self._repr_mimebundle_()["text/html"]
+
+    def _table_html(self) -> str:
+        table = self.to_dataframe().to_html(index=False, escape=True, max_rows=_MOST_ROWS)
+        return f"<details><summary>Table</summary>{table}</details>"

@@ -18,6 +18,7 @@ from resstream_cli.lens import lens
 from resstream_cli.patch import patch
 from resstream_cli.profile import profile
 from resstream_cli.record import record
+from resstream_cli.report import report
 from resstream_cli.similarity import similarity
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -30,6 +31,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "patch": patch,
     "profile": profile,
     "record": record,
+    "report": report,
     "similarity": similarity,
 }
 OWN = {
@@ -40,7 +42,8 @@ OWN = {
     # A pair may be spelled out, and a sweep planned or gone on with.
     "answer", "clean", "corrupted", "pairs", "plan", "resume", "wrong",
     # What is read, and how, has other names or no one function behind it.
-    "batch_tokens", "n_tokens", "prompt", "reading", "target", "train", "tuned",
+    "batch_tokens", "n_tokens", "prompt", "reading", "runs", "target",
+    "train", "tuned",
 }  # fmt: skip
 
 
@@ -73,6 +76,7 @@ def functions(verb: str) -> list[Callable[..., Any]]:
         "inspect": [],
         "lens": [logit_lens, lens_profile],
         "profile": [ranks],
+        "report": [],
         "similarity": [compare],
     }
     return named[verb] if verb in named else [getattr(rs, verb)]

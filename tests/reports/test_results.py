@@ -11,7 +11,7 @@ from resstream.analysis.ablation import AblationResult
 from resstream.checks.report import CheckReport
 from resstream.errors import ResultError
 from resstream.recording.result import Recording
-from resstream.reports import results
+from resstream.reports import pages, results
 from resstream.reports.results import load_result
 
 
@@ -62,3 +62,8 @@ def test_damaged_or_unknown(tmp_path: Path, content: bytes, message: str) -> Non
     (tmp_path / "result.json").write_bytes(content)
     with pytest.raises(ResultError, match=message):
         load_result(tmp_path)
+
+
+def test_every_kind_of_result_has_a_page() -> None:
+    known = {schema.partition("/")[0] for schema in results._KINDS}
+    assert set(pages._PAGES) == known

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -100,7 +100,7 @@ def test_foreign_json_is_refused(text: str, message: str) -> None:
 def test_save(tmp_path: Path) -> None:
     example().save(tmp_path / "run")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "result.json", "table.csv", "table.parquet",
+        "arrays.safetensors", "result.json", "table.csv", "table.parquet",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
@@ -145,3 +145,44 @@ def test_a_directory_keeps_files_that_the_new_content_does_not_name(tmp_path: Pa
     with write_directory(tmp_path / "run") as part:
         (part / "result.json").write_text("{}")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["notes.md", "result.json"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn(Example):
+    """An example with a figure."""
+
+    def plot(self) -> "go.Figure":
+        import plotly.graph_objects as go
+
+        return go.Figure(go.Scatter(y=self.counts))
+
+
+@pytest.mark.parametrize(
+    ("renderer", "kinds"),
+    [
+        ("plotly_mimetype", {"application/vnd.plotly.v1+json", "text/html"}),
+        ("colab", {"text/html"}),
+        ("browser", {"text/html"}),
+    ],
+)
+def test_a_notebook_shows_figure_and_table(
+    renderer: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import plotly.io
+
+    monkeypatch.setattr(plotly.io.renderers, "default", renderer)
+    result = Drawn(**{field.name: getattr(example(), field.name) for field in fields(Example)})
+    bundle = result._repr_mimebundle_()
+    assert set(bundle) == kinds
+    assert "Plotly.newPlot" in bundle["text/html"]
+    assert "<th>count</th>" in bundle["text/html"]
+    assert result._repr_html_().count("<table") == 1
+
+
+def test_arrays_are_there_for_other_programs(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    example().save(tmp_path / "run")
+    arrays = load_file(tmp_path / "run" / "arrays.safetensors")
+    assert set(arrays) == {"numbers", "counts", "flags"}
+    np.testing.assert_array_equal(arrays["numbers"], example().numbers)
