@@ -105,8 +105,8 @@ def tuned_lens_page(trained: TunedLensResult) -> Page:
     tuned, plain = trained.tuned_kl_nats[:-1], trained.logit_kl_nats[:-1]
     better = int((tuned < plain).sum())
     said = (
-        f"on held-out text its KL is {np.nanmean(tuned):.3g} nats, that of the logit lens "
-        f"{np.nanmean(plain):.3g}, mean over the depths before the last"
+        f"on held-out text its KL is {np.median(tuned):.3g} nats, that of the logit lens "
+        f"{np.median(plain):.3g}, median over the depths before the last"
     )
     columns = ("read after", "logit lens", "tuned lens")
     numbers = (trained.logit_kl_nats.tolist(), trained.tuned_kl_nats.tolist())
@@ -144,21 +144,13 @@ def tuned_lens_page(trained: TunedLensResult) -> Page:
 
 def similarity_page(result: SimilarityResult) -> Page:
     """The page of a similarity."""
-    still = int(most_alike(result)[0])
-    angle = float(result.angular_distance[0, still])
     cka = result.cka.diagonal(1).tolist()
     influence, angles = result.block_influence.tolist(), result.angular_distance[0].tolist()
     rows = tuple(zip(result.depths[1:], influence, angles, cka, strict=True))
     return Page(
         kind="similarity",
         title=result.model,
-        banner=Banner(
-            "plain",
-            f"L{still} moves the stream least",
-            sentence(
-                f"its input and output are {angle:.3f} of pi apart; ablate it to know its use"
-            ),
-        ),
+        banner=_stillest(result),
         facts=(("text", result.text), ("tokens", result.n_tokens), ("last tokens", result.n_last)),
         sections=(
             Section(
@@ -186,3 +178,12 @@ def similarity_page(result: SimilarityResult) -> Page:
         ),
         provenance=result.provenance,
     )
+
+
+def _stillest(result: SimilarityResult) -> Banner:
+    found = most_alike(result)
+    if not len(found):
+        return Banner("open", "No angle is finite", "The stream is not finite at any two depths.")
+    angle = float(result.angular_distance[0, found[0]])
+    said = f"its input and output are {angle:.3f} of pi apart; ablate it to know its use"
+    return Banner("plain", f"L{found[0]} moves the stream least", sentence(said))
