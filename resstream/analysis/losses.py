@@ -6,6 +6,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from resstream.stream.model import StreamModel
+from resstream.sweep.readout import Readout
+
+from resstream.stream.model import StreamModel
 from resstream.stream.texts import Corpus
 
 
@@ -27,6 +30,24 @@ def token_losses(
     goal = tokens[:, 1:].to(logits.device).flatten()
     losses = functional.cross_entropy(flat, goal, reduction="none")
     return losses.view(tokens.shape[0], tokens.shape[1] - 1)
+
+
+@torch.no_grad()
+def stream_losses(
+    model: StreamModel,
+    streams: Float[Tensor, "batch pos d_model"],
+    tokens: Int[Tensor, "batch pos"],
+) -> Float[Tensor, "batch predicted"]:
+    """The same from last streams, with the logits of only a few positions at a time in memory."""
+    rows = streams[:, :-1].flatten(0, 1)
+    goal = tokens[:, 1:].to(rows.device).flatten()
+    losses: list[Tensor] = []
+    done = 0
+    for logits in Readout(model, None, rows[:1]).parts(rows):
+        own = goal[done : done + len(logits)]
+        losses.append(functional.cross_entropy(logits.float(), own, reduction="none"))
+        done += len(logits)
+    return torch.cat(losses).view(tokens.shape[0], tokens.shape[1] - 1)
 
 
 def token_divergences(

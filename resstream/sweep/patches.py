@@ -45,8 +45,8 @@ def patched_layers(model: StreamModel, site: str) -> tuple[int, ...]:
         layers = tuple(layer for layer in range(model.spec.n_layers) if _head_matrix(model, layer))
         if not layers or head_count(model) is None:
             raise UnsupportedModelError(
-                f"head_out needs an attention write with one output matrix and a known number of "
-                f"heads; {model.name} ({model.spec.family}) has none; patch attn_out instead"
+                f"heads need an attention write with one output matrix and a known number of heads;"
+                f" {model.name} ({model.spec.family}) has none; use its whole writes instead"
             )
         return layers
     layers = tuple(
@@ -63,6 +63,8 @@ def patched_layers(model: StreamModel, site: str) -> tuple[int, ...]:
 def head_count(model: StreamModel) -> int | None:
     """Attention heads of a layer, as the configuration says."""
     config = getattr(model.module, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()  # of a model that also sees pictures
     found = (getattr(config, name, None) for name in _HEAD_COUNTS)
     return next((count for count in found if isinstance(count, int)), None)
 
@@ -94,6 +96,36 @@ def at_site(model: StreamModel, layer: int, site: str, hook: Hook) -> Iterator[N
         yield
     finally:
         handle.remove()
+
+
+def head_site(layer: int) -> str:
+    """Name of the place where a block's heads hand their outputs to the output projection."""
+    return block_site(layer, "head_out")
+
+
+@contextmanager
+def at_edit(model: StreamModel, site: str, hook: Hook) -> Iterator[None]:
+    """Hook a site by its full name, which may be that of `head_site`."""
+    if site.endswith(".hook_head_out"):
+        with at_site(model, int(site.split(".")[1]), "head_out", hook):
+            yield
+    else:
+        with model.hooked({site: hook}):
+            yield
+
+
+def head_slices(model: StreamModel, layer: int) -> list[slice]:
+    """For each attention head, which channels of what the output projection is handed are its own.
+
+    Raises:
+        UnsupportedModelError: The heads can't be told apart.
+    """
+    path, count = _head_matrix(model, layer), head_count(model)
+    assert path is not None and count is not None, "asked for by `patched_layers`"
+    write = next(write for write in model.spec.blocks[layer].writes if write.name == "attn")
+    shape = model.module.get_parameter(f"{path}.weight").shape
+    width = shape[0] if write.output_transposed else shape[1]
+    return [head_slice(model, width, head) for head in range(count)]
 
 
 def head_slice(model: StreamModel, width: int, head: int | None) -> slice:

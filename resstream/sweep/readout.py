@@ -41,9 +41,12 @@ class Readout:
     @torch.no_grad()
     def __call__(self, streams: Float[Tensor, "row d_model"]) -> Float[Tensor, "row token"]:
         """The logits of each row."""
-        return torch.cat(list(self._parts(streams)))
+        return torch.cat(list(self.parts(streams)))
 
-    def _parts(self, streams: Tensor) -> Iterator[Tensor]:
+    def parts(
+        self, streams: Float[Tensor, "row d_model"]
+    ) -> Iterator[Float[Tensor, "some token"]]:
+        """The same, a limited number of rows at a time, in order."""
         width = self._model.spec.d_vocab or 1
         if self._cut and self._columns is not None:
             width = max(len(self._columns), streams.shape[-1])

@@ -15,6 +15,8 @@ class Edit:
 
     site: str
     change: Change
+    fixed: bool = False
+    """True if what takes the value's place does not depend on it: only on the base run."""
 
     @property
     def layer(self) -> int:
@@ -33,6 +35,15 @@ class Variant:
     def first_layer(self) -> int:
         """The first block in which anything differs from the base run."""
         return min(edit.layer for edit in self.edits)
+
+    @property
+    def last_layer(self) -> int:
+        """The last block in which anything is edited."""
+        return max(edit.layer for edit in self.edits)
+
+    def edits_in(self, layer: int) -> tuple[Edit, ...]:
+        """The edits of one block."""
+        return tuple(edit for edit in self.edits if edit.layer == layer)
 
 
 def zero(value: Tensor, base: Tensor) -> Tensor:
@@ -54,3 +65,14 @@ def replace(constant: Tensor) -> Change:
 def resample(order: Tensor) -> Change:
     """The base run's write of another sequence of the batch: row ``order[i]`` for row ``i``."""
     return lambda value, base: base[order]
+
+
+def within(channels: slice, change: Change) -> Change:
+    """The same change of some channels alone, such as those of one head."""
+
+    def run(value: Tensor, base: Tensor) -> Tensor:
+        changed = value.clone()
+        changed[..., channels] = change(value[..., channels], base[..., channels])
+        return changed
+
+    return run

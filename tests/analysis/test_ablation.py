@@ -1,5 +1,6 @@
 """Ablation: the fast path equals plain hooks, and the numbers mean what they say."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,15 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resstream.analysis.ablation import AblationResult, ablate, choose_targets, measure_ablations
+from resstream.analysis.ablation import AblationSweep, ablate
+from resstream.analysis.ablation_result import AblationResult
+from resstream.analysis.ablation_targets import choose_targets
 from resstream.analysis.attribution import estimate_ablations
 from resstream.analysis.intervals import bootstrap_interval, by_document, holm, p_below_zero
 from resstream.analysis.losses import token_divergences, token_losses
 from resstream.errors import ConfigError, TextError, UnknownSiteError, UnsupportedModelError
 from resstream.stream.model import StreamModel
 from resstream.stream.texts import read_corpus
+from resstream.sweep.journal import Journal
 from resstream.sweep.reference import run_by_hooks
 from resstream.sweep.variants import Edit, Variant, resample, zero
+from tests.analysis import families
 
 
 @pytest.fixture
@@ -101,14 +106,19 @@ def test_json_has_the_keys_of_the_contract(model: StreamModel) -> None:
     assert AblationResult.from_json(result.to_json()) == result
 
 
-def test_progress_ends_at_its_total(model: StreamModel) -> None:
+@pytest.mark.parametrize("kind", ["zero", "mean"])
+def test_progress_ends_at_its_total(model: StreamModel, kind: Any) -> None:
     seen: list[tuple[int, int]] = []
-    ablate(model, IDS, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(i, 8) for i in range(1, 9)]
+    result = ablate(model, IDS, kind=kind, progress=lambda *step: seen.append(step))
+    assert len({total for _, total in seen}) == 1
+    assert seen[-1][0] == seen[-1][1] == result.layer_tokens
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    # 4 blocks of the base; 4 + 3 + 2 + 1 without each attention, 3 + 2 + 1 + 0 without each MLP.
+    assert result.layer_tokens == IDS.numel() * (4 + 10 + 6 + 4 * (kind == "mean"))
 
 
 def test_bad_requests(model: StreamModel) -> None:
-    with pytest.raises(ConfigError, match="level must be sublayer or block"):
+    with pytest.raises(ConfigError, match="level must be sublayer, block or head"):
         ablate(model, IDS, level="neuron")  # pyright: ignore
     with pytest.raises(ConfigError, match="kind must be zero, mean or resample"):
         ablate(model, IDS, kind="median")  # pyright: ignore
@@ -153,11 +163,138 @@ def test_estimates_leave_no_gradients_behind(model: StreamModel) -> None:
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
-def test_measured_sums_add_up(model: StreamModel) -> None:
-    corpus = read_corpus(model, IDS)
-    measured = measure_ablations(model, corpus, choose_targets(model), kind="zero")
-    assert measured.effects.shape == (8, 6)
-    assert measured.counts.tolist() == [11] * 6
+def test_plan_is_what_is_computed(model: StreamModel) -> None:
+    targets = choose_targets(model)
+    plan = AblationSweep(model, read_corpus(model, IDS), targets, kind="zero").plan()
+    assert plan.variants == 8
+    assert plan.layer_tokens == ablate(model, IDS).layer_tokens
+    assert plan.naive_layer_tokens == 9 * 4 * IDS.numel()
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_heads_equal_plain_hooks(model: StreamModel, kind: Any) -> None:
+    """Head by head, from a hook on the output projection written out here."""
+    result = ablate(model, IDS, kind=kind, level="head")
+    assert [(e.layer, e.head) for e in result.effects] == [(i, h) for i in range(4) for h in range(4)]
+    assert {effect.write for effect in result.effects} == {"attn"}
+    base = token_losses(model.forward(IDS).detach(), IDS).mean()
+    for effect in result.effects[::3]:
+        projection = model.module.get_submodule(f"model.layers.{effect.layer}.self_attn.o_proj")
+        own = slice(16 * (effect.head or 0), 16 * (effect.head or 0) + 16)
+        seen: list[torch.Tensor] = []
+
+        def take(module: Any, args: Any, own: slice = own, seen: Any = seen) -> Any:
+            value = args[0].clone()
+            if not seen:
+                seen.append(value.clone())
+            first, rest = seen[0][:, :1].mean(0), seen[0][:, 1:].mean((0, 1))
+            means = torch.cat([first, rest.expand(11, -1)]).expand_as(value)
+            other = {"zero": 0 * value, "mean": means, "resample": seen[0].roll(1, 0)}[kind]
+            value[..., own] = other[..., own]
+            return (value,)
+
+        handle = projection.register_forward_pre_hook(take)
+        with torch.no_grad():
+            changed = token_losses(model.forward(IDS), IDS).mean()
+        handle.remove()
+        assert effect.effect == pytest.approx(float(changed - base), abs=1e-5)
+    assert max(abs(effect.effect) for effect in result.effects) > 1e-3
+
+
+def test_heads_equal_those_of_transformer_lens(tmp_path: Path) -> None:
+    module = families.make("llama")
+    own = StreamModel(module, name="llama")
+    ids = families.tokens(3, 9)
+    result = ablate(own, ids, level="head")
+    bridge = families.bridge(families.make("llama"), tmp_path)
+    for effect in result.effects:
+
+        def cut(value: torch.Tensor, hook: Any, head: int | None = effect.head) -> torch.Tensor:
+            del hook
+            value = value.clone()
+            value[:, :, head] = 0
+            return value
+
+        with torch.no_grad():
+            logits = bridge.run_with_hooks(
+                ids, fwd_hooks=[(f"blocks.{effect.layer}.attn.hook_z", cut)]
+            )
+        wanted = token_losses(logits, ids).mean() - result.base_loss
+        assert effect.effect == pytest.approx(float(wanted), abs=1e-5)
+    assert len(result.effects) == 12
+
+
+def test_heads_are_refused_where_there_are_none() -> None:
+    mamba = StreamModel(families.make("mamba"), name="mamba")
+    with pytest.raises(UnsupportedModelError, match="heads need an attention write .* mamba"):
+        ablate(mamba, families.tokens(), level="head")
+
+
+def test_heads_of_chosen_layers(model: StreamModel) -> None:
+    result = ablate(model, IDS, level="head", sites=["blocks.2.*_out"])
+    assert [(effect.layer, effect.head) for effect in result.effects] == [(2, h) for h in range(4)]
+    with pytest.raises(ConfigError, match="level head needs attention writes"):
+        ablate(model, IDS, level="head", sites=["blocks.*.mlp_out"])
+    assert result.plot().data[0].z.shape == (3, 4)
+    assert result.to_dataframe()["head"].tolist() == [0, 1, 2, 3]
+
+
+def test_token_effects_add_up_to_the_effect(model: StreamModel) -> None:
+    texts = [IDS[0].tolist(), IDS[1, :7].tolist(), IDS[2].tolist()]
+    result = ablate(model, texts, per_token=True)
+    assert result.by_token is not None
+    effects, base = result.by_token.effects, result.by_token.base
+    assert effects.shape == (8, 3, 11)
+    assert base.shape == (3, 11)
+    assert np.isnan(effects[:, 1, 6:]).all()
+    assert np.isfinite(effects[:, 1, :6]).all()
+    wanted = [effect.effect for effect in result.effects]
+    assert np.nansum(effects, (1, 2)) / 28 == pytest.approx(wanted, abs=1e-9)
+    assert np.nansum(base) / 28 == pytest.approx(result.base_loss)
+    with torch.no_grad():
+        losses = token_losses(model.forward(IDS[:1]), IDS[:1])
+    assert base[0] == pytest.approx(losses[0].numpy(), abs=1e-5)
+    back = AblationResult.from_json(result.to_json())
+    assert back.by_token is not None
+    assert np.array_equal(back.by_token.effects, effects, equal_nan=True)
+
+
+def test_little_memory_gives_the_same_in_more_parts(model: StreamModel, tmp_path: Path) -> None:
+    wide = ablate(model, IDS)
+    targets = choose_targets(model)
+    least = AblationSweep(model, read_corpus(model, IDS), targets, kind="zero").plan().memory_bytes
+    tight = least - 6 * IDS.numel() * 64 * 4  # room for two of the eight
+    journal = Journal(tmp_path / "parts", resume=False)
+    narrow = ablate(model, IDS, memory=tight, journal=journal)
+    assert len(list((tmp_path / "parts").glob("*.npy"))) == 4
+    for one, other in zip(wide.effects, narrow.effects, strict=True):
+        assert one.effect == pytest.approx(other.effect, abs=1e-5)
+    with pytest.raises(ConfigError, match="a batch of 72 tokens needs .* of memory, got 1 KiB"):
+        ablate(model, IDS, memory=1024)
+
+
+def test_a_resumed_ablation_is_bitwise_the_uninterrupted_one(
+    model: StreamModel, tmp_path: Path
+) -> None:
+    least = AblationSweep(
+        model, read_corpus(model, IDS), choose_targets(model), kind="mean"
+    ).plan().memory_bytes
+    options: Any = {"kind": "mean", "memory": least - 6 * IDS.numel() * 64 * 4}
+    whole = ablate(model, IDS, **options)
+
+    def interrupt(done: int, total: int) -> None:
+        if done > 0.6 * total:
+            raise KeyboardInterrupt
+
+    place = tmp_path / "unfinished"
+    with pytest.raises(KeyboardInterrupt):
+        ablate(model, IDS, journal=Journal(place, resume=False), progress=interrupt, **options)
+    assert 0 < len(list(place.glob("*.npy"))) < 4, "what was finished is kept, and no more"
+    resumed = ablate(model, IDS, kind="mean", journal=Journal(place, resume=True))
+    assert resumed.effects == whole.effects
+    assert resumed.base_loss == whole.base_loss
+    with pytest.raises(ConfigError, match="begun with other kind"):
+        ablate(model, IDS, kind="zero", journal=Journal(place, resume=True))
 
 
 def test_divergences_are_positive_and_zero_for_equals() -> None:

@@ -83,7 +83,7 @@ def test_heads_of_a_linear_projection_add_up_to_first_order(model: rs.StreamMode
     heads = rs.patch(model, pair(), site="head_out")
     assert heads.effects.shape == (3, 6, 4)
     assert heads.computed + heads.skipped == heads.effects.size
-    with pytest.raises(UnsupportedModelError, match="patch attn_out instead"):
+    with pytest.raises(UnsupportedModelError, match="use its whole writes instead"):
         rs.patch(rs.load(families.make("mamba")), pair(), site="head_out")
 
 

@@ -1,0 +1,84 @@
+"""How many variants walk together within a limit of memory, and what will it all cost?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resstream.errors import ConfigError
+from resstream.stream.model import StreamModel
+from resstream.sweep.memory import READOUT_BYTES, block_bytes, free_memory, show_bytes
+from resstream.sweep.packed import ROWS
+from resstream.sweep.variants import Variant
+from resstream.sweep.walk import blocks_walked, group_variants
+
+_GROUP_ROWS = 16 * ROWS
+"""Rows of all variants that walk together: little to lose if interrupted, and each further group
+costs no more than a block or two of the base."""
+_BASE_STREAMS = 6
+"""The base's stream before and behind a block, where it is kept, its writes, the embedding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkPlan:
+    """The size of a sweep over one text."""
+
+    variants: int
+    layer_tokens: int
+    """Positions that go through a block."""
+    naive_layer_tokens: int
+    """The same if every variant were a whole forward."""
+    memory_bytes: int
+    """The most that the sweep takes, beside the model."""
+
+
+def rows_at_once(batch_tokens: int) -> int:
+    """Positions that go through a block at once for a batch of so many tokens."""
+    return max(ROWS, batch_tokens)
+
+
+def most_together(model: StreamModel, batch_tokens: int, memory: int | None) -> int:
+    """How many variants of a batch may walk together.
+
+    Args:
+        model: The model.
+        batch_tokens: Tokens of the base run.
+        memory: Bytes that the sweep may take beside the model; half of what is free if None.
+
+    Raises:
+        ConfigError: It is not enough for one.
+    """
+    allowed = memory or free_memory(model.device)
+    one, fixed = _stream_bytes(model, batch_tokens), _fixed_bytes(model, batch_tokens)
+    if allowed < fixed + one:
+        raise ConfigError(
+            f"a batch of {batch_tokens} tokens needs {show_bytes(fixed + one)} of memory, got "
+            f"{show_bytes(allowed)}; allow more or shorten the text's windows"
+        )
+    return max(1, min(_GROUP_ROWS // batch_tokens, (allowed - fixed) // one))
+
+
+def _stream_bytes(model: StreamModel, rows: int) -> int:
+    return model.dtype.itemsize * rows * model.spec.d_model
+
+
+def _fixed_bytes(model: StreamModel, batch_tokens: int) -> int:
+    base = _BASE_STREAMS * _stream_bytes(model, batch_tokens)
+    return READOUT_BYTES + block_bytes(model, rows_at_once(batch_tokens)) + base
+
+
+def plan_walks(
+    model: StreamModel, variants: Sequence[Variant], batches: Sequence[int], memory: int | None
+) -> WalkPlan:
+    """What it costs to run `variants` on batches of so many tokens each."""
+    layer_tokens = most = 0
+    for tokens in batches:
+        together = most_together(model, tokens, memory)
+        groups = group_variants(variants, together)
+        layer_tokens += tokens * blocks_walked(model.spec, variants, groups)
+        state = min(together, len(variants)) * _stream_bytes(model, tokens)
+        most = max(most, _fixed_bytes(model, tokens) + state)
+    return WalkPlan(
+        variants=len(variants),
+        layer_tokens=layer_tokens,
+        naive_layer_tokens=(1 + len(variants)) * model.spec.n_layers * sum(batches),
+        memory_bytes=most,
+    )
