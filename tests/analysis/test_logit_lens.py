@@ -20,16 +20,38 @@ from tests.analysis import families
 @pytest.mark.parametrize("family", families.MAKERS)
 def test_last_depth_is_the_models_output_to_the_bit(family):
     model, tokens = rs.load(families.make(family)), families.tokens()
+    _require_the_last_depth(model, tokens)
+    own = model.forward(tokens).detach()
+    last = list(read_depths(model, tokens, stream_points(model.spec)))[-1]
+    loss = functional.cross_entropy(own[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(last.loss[:, :-1].mean(), loss, rtol=1e-5, atol=0)
+
+
+def test_last_depth_of_the_native_model(demo):
+    _require_the_last_depth(demo, demo.tokenizer(PROMPT, return_tensors="pt")["input_ids"])
+
+
+@pytest.mark.data
+def test_last_depth_of_the_real_model(smollm2_path):
+    model = rs.load(smollm2_path("smollm2"))
+    _require_the_last_depth(model, model.tokenizer(PROMPT, return_tensors="pt")["input_ids"])
+
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+
+
+def _require_the_last_depth(model, tokens):
+    """The lens at the last depth, the readout and the module's own logits are the same bits."""
+    points = stream_points(model.spec)
     with torch.no_grad():
         own = model.module(tokens).logits
-        streams, output = run_streams(model, tokens, stream_points(model.spec))
+        streams, output = run_streams(model, tokens, points)
         read = model.readout(streams[-1])
     assert torch.equal(read, own)
     assert torch.equal(output, own)
-    last = list(read_depths(model, tokens, stream_points(model.spec)))[-1]
+    last = list(read_depths(model, tokens, points))[-1]
     assert torch.count_nonzero(last.kl) == 0
-    loss = functional.cross_entropy(own[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(last.loss[:, :-1].mean(), loss, rtol=1e-5, atol=0)
+    assert torch.equal(last.best[..., 0], own.argmax(-1))
 
 
 def test_points_of_parallel_and_single_writes_have_no_middle():
@@ -41,21 +63,41 @@ def test_points_of_parallel_and_single_writes_have_no_middle():
     assert labels[:4] == ["embed", "L0 attn", "L0 mlp", "L1 attn"]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3", "gptj"])
+WITHOUT_MIDDLE = ("gptj", "cohere", "mamba")
+
+
+@pytest.mark.parametrize("family", families.MAKERS)
 def test_equals_transformer_lens(family, tmp_path):
+    module, tokens = families.make(family), families.tokens()
+    if family != "mamba":
+        module.set_attn_implementation("eager")
+    bridge = families.bridge(module, tmp_path)
+    _require_the_same_lens(module, bridge, tokens, mid=family not in WITHOUT_MIDDLE)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_equals_transformer_lens_on_the_real_model(smollm2_path):
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM
+
+    place = str(smollm2_path("smollm2"))
+    module = AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").eval()
+    bridge = TransformerBridge.boot_transformers(place, hf_model=module, device="cpu")
+    tokens = bridge.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    _require_the_same_lens(module, bridge, tokens, mid=True)
+
+
+def _require_the_same_lens(module, bridge, tokens, *, mid):
     from transformer_lens.tools.analysis.logit_lens import logit_lens as theirs
 
-    module, tokens = families.make(family), families.tokens()
-    module.set_attn_implementation("eager")
     model = rs.load(module)
-    points = stream_points(model.spec)
     with torch.no_grad():
-        streams, _ = run_streams(model, tokens, points)
+        streams, _ = run_streams(model, tokens, stream_points(model.spec, mid=mid))
         ours = torch.stack([model.readout(stream) for stream in streams])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bridge = families.bridge(module, tmp_path)
-        found = theirs(bridge, tokens, positions=None, incl_mid=family != "gptj")
+        found = theirs(bridge, tokens, positions=None, incl_mid=mid)
     other = found.readout.values
     assert other.shape == ours.shape
     assert (ours - other).abs().max() <= 1e-5 * ours.abs().max()
