@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TunedLensResult,
         tuned_lens,
     )
-    from resstream.checks.engine import check
+    from resstream.checks.checking import check
     from resstream.checks.report import CheckReport
     from resstream.errors import (
         CheckpointError,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from resstream.nn.transformer import ResidualTransformer
+    from resstream.recording.cache import ActivationCache, run_with_cache
     from resstream.recording.recorder import record
     from resstream.recording.result import Recording
     from resstream.reports.results import load_result
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 
 _FACE = {
     "AblationResult": "resstream.analysis.ablation",
+    "ActivationCache": "resstream.recording.cache",
     "AttentionResult": "resstream.analysis.attention",
     "AttributionPatchResult": "resstream.analysis.attribution_patching",
     "AttributionResult": "resstream.analysis.direct_logit_attribution",
@@ -92,7 +94,7 @@ _FACE = {
     "ablate": "resstream.analysis.ablation",
     "attention": "resstream.analysis.attention",
     "attribution_patch": "resstream.analysis.attribution_patching",
-    "check": "resstream.checks.engine",
+    "check": "resstream.checks.checking",
     "direct_logit_attribution": "resstream.analysis.direct_logit_attribution",
     "gradients": "resstream.analysis.gradients",
     "inject": "resstream.stream.faults",
@@ -105,6 +107,7 @@ _FACE = {
     "precision_drift": "resstream.analysis.precision",
     "ranks": "resstream.analysis.ranks",
     "record": "resstream.recording.recorder",
+    "run_with_cache": "resstream.recording.cache",
     "similarity": "resstream.analysis.similarity",
     "tuned_lens": "resstream.analysis.tuned_lens",
 }
@@ -112,6 +115,7 @@ _FACE = {
 
 __all__ = [
     "AblationResult",
+    "ActivationCache",
     "AttentionResult",
     "AttributionPatchResult",
     "AttributionResult",
@@ -157,6 +161,7 @@ __all__ = [
     "precision_drift",
     "ranks",
     "record",
+    "run_with_cache",
     "similarity",
     "tuned_lens",
 ]

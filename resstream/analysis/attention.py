@@ -164,8 +164,13 @@ def _from_hooks(model: StreamModel, points: Sequence[nn.Module], tokens: Tensor)
 
 
 def _from_library(model: StreamModel, tokens: Tensor) -> list[Tensor]:
-    with _eager(model.module):
-        output = model.module(tokens, output_attentions=True, use_cache=False)
+    try:
+        with _eager(model.module):
+            output = model.module(tokens, output_attentions=True, use_cache=False)
+    except TypeError as err:
+        raise UnsupportedModelError(
+            f"{model.name} does not give attention patterns: {err}"
+        ) from err
     patterns = getattr(output, "attentions", None) or ()
     return [pattern for pattern in patterns if isinstance(pattern, Tensor)]
 
@@ -179,11 +184,22 @@ def _eager(module: Any) -> Iterator[None]:
             f"{type(module).__name__} does not give attention patterns: it is no transformers "
             "model and has no hook_pattern"
         )
+    own = {part: list(part._forward_hooks) for part in module.modules()}
     module.set_attn_implementation("eager")
     try:
         yield
     finally:
         module.set_attn_implementation(before)
+        _remove_new_hooks(module, own)
+
+
+def _remove_new_hooks(module: Any, own: dict[nn.Module, list[int]]) -> None:
+    """The library leaves its recording hooks on the model; they are taken off again."""
+    for part, before in own.items():
+        for handle in set(part._forward_hooks) - set(before):
+            del part._forward_hooks[handle]
+    if getattr(module, "_output_capturing_hooks_installed", False):
+        module._output_capturing_hooks_installed = False
 
 
 def _readings(

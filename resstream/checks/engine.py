@@ -6,89 +6,51 @@ without that fault: whoever looks healthy then was a victim.  Writes that look d
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from resstream.analysis.attention import attention
 from resstream.analysis.attribution import estimate_ablations
-from resstream.checks import rules
-from resstream.checks.experiments import Lab, Outcome
-from resstream.checks.readings import Readings, read
-from resstream.checks.report import (
-    SEVERITIES,
-    CheckReport,
-    Evidence,
-    Finding,
-    Verdict,
-    WriteReading,
+from resstream.checks.configuration import remarks
+from resstream.checks.decisions import (
+    Round,
+    decide_collapse,
+    decide_pollution,
+    decide_untrained,
 )
-from resstream.errors import ConfigError, UnsupportedModelError
+from resstream.checks.experiments import Lab, Outcome
+from resstream.checks.facts import weight_findings
+from resstream.checks.proof import change_trial
+from resstream.checks.readings import Readings, read
+from resstream.checks.registry import RULES
+from resstream.checks.report import Evidence, Finding
+from resstream.checks.rule import Stage, Suspect
+from resstream.checks.rules import rs000_too_short, rs001_not_finite, rs301_exploding, rs302_stalled
+from resstream.checks.scene import Scene
+from resstream.checks.weights import WeightTable, read_model_weights
+from resstream.errors import UnsupportedModelError
 from resstream.recording.recorder import record
-from resstream.recording.result import Culprit, Recording
+from resstream.recording.result import Recording
 from resstream.stream.model import StreamModel
-from resstream.stream.provenance import provenance_of
-from resstream.stream.texts import Corpus, Texts, read_corpus
+from resstream.stream.texts import Corpus
+from resstream.sweep.variants import zero
 
 Progress = Callable[[int, int], None]
 
-CODES = ("RS000", "RS001", "RS101", "RS102", "RS201", "RS202", "RS203")
-"""All rules: too little text, not finite, zero, faint, large, one channel, harmful."""
-
-_MIN_SEQUENCES = 4
-_MIN_TOKENS = 400
 _ESTIMATE_SEQUENCES = 8
 """Enough to rank candidates; the experiments that decide read everything."""
 _MAX_ROUNDS = 4
-_STEPS = 4
+STEPS = 4
+"""How many times `progress` is called."""
 
 
-def check(
-    model: StreamModel,
-    texts: Texts | Corpus = None,
-    *,
-    select: Collection[str] | None = None,
-    ignore: Collection[str] | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> CheckReport:
-    """Look for writes that are collapsed or pollute the stream, and prove what is found.
-
-    Args:
-        model: A model of tokens with logits.
-        texts: What it reads (see `resstream.stream.texts.read_corpus`), or a corpus made of it.
-        select: Codes of the rules that are used; all if None.
-        ignore: Codes of rules that are left out.
-        seed: Of the bootstrap.
-        progress: Called after each step with the steps done and their total.
-
-    Raises:
-        UnsupportedModelError: The model has no logits over tokens.
-        ConfigError: An unknown code.
-        TextError: The text can't be used.
-    """
-    active = _active_codes(select, ignore)
-    if model.spec.d_vocab is None:
-        raise UnsupportedModelError(
-            f"check needs a model with logits over tokens; {model.name} ({model.spec.family}) "
-            "has none"
-        )
-    corpus = read_corpus(model, texts, seed=seed)
-    case = _Case(model, corpus, Lab(model, corpus, seed), active, progress or (lambda *_: None))
-    return case.solve()
-
-
-def _active_codes(select: Collection[str] | None, ignore: Collection[str] | None) -> frozenset[str]:
-    for code in [*(select or ()), *(ignore or ())]:
-        if code not in CODES:
-            raise ConfigError(f"unknown rule {code!r}; there are {', '.join(CODES)}")
-    return frozenset(CODES if select is None else select) - frozenset(ignore or ())
-
-
-@dataclass
-class _Case:
+@dataclass(kw_only=True)
+class Case:
     """One check in progress."""
 
     model: StreamModel
@@ -96,161 +58,200 @@ class _Case:
     lab: Lab
     active: frozenset[str]
     progress: Progress
+    readings: Readings | None = None
+    """Of the model as it is, once it was read."""
+    estimates: Float[np.ndarray, " write"] = field(default_factory=lambda: np.zeros(0))
 
-    def solve(self) -> CheckReport:
+    @cached_property
+    def weights(self) -> WeightTable:
+        """Readings of the parameters."""
+        return read_model_weights(self.model)
+
+    def solve(self) -> list[Finding]:
+        """All findings; readings and estimates of the model as it is are kept."""
         recording = self._record()
-        readings = read(recording, self.model.spec.writes)
-        estimates = np.full(len(readings.writes), np.nan)
-        self.progress(1, _STEPS)
-        findings: list[Finding] = []
-        if recording.first_non_finite is not None:
-            if "RS001" in self.active:
-                findings.append(_non_finite(recording.first_non_finite))
-        elif self._has_nan_output():
-            findings += [_NAN_OUTPUT] if "RS001" in self.active else []
-        else:
-            estimates = self._estimate()
-            self.progress(2, _STEPS)
-            findings += self._too_short()
-            findings += self._find_pollution(readings, estimates)
-        self.progress(_STEPS, _STEPS)
-        return self._report(findings, readings, estimates)
+        self.readings = read(recording, self.model.spec.writes)
+        self.estimates = np.full(len(self.readings.writes), np.nan)
+        self.progress(1, STEPS)
+        findings = self._facts()
+        broken = self._not_finite(recording)
+        if broken is None:
+            findings += self._run_rules(recording)
+        elif "RS001" in self.active:
+            findings = [broken, *findings]
+        self.progress(STEPS, STEPS)
+        return findings
 
-    def _has_nan_output(self) -> bool:
+    def _not_finite(self, recording: Recording) -> Finding | None:
+        if recording.first_non_finite is not None:
+            return rs001_not_finite.in_stream(recording.first_non_finite)
         self.lab.measure_base()
-        return self.lab.has_nan
+        return rs001_not_finite.in_readout() if self.lab.has_nan else None
+
+    def _facts(self) -> list[Finding]:
+        """What weights and configuration say without a run.
+
+        A write that a zero output matrix silences is found by what it writes (RS101).
+        """
+        outputs = {write.output_matrix for write in self.model.spec.writes}
+        facts = [
+            finding
+            for finding in weight_findings(self.weights, self.active)
+            if finding.code != "RS401" or finding.statement.split(" ")[0] not in outputs
+        ]
+        return facts + remarks(self.model, self.weights, self.active)
+
+    def _run_rules(self, recording: Recording) -> list[Finding]:
+        assert self.readings is not None, "solve reads first"
+        self.estimates = self._estimate()
+        self.progress(2, STEPS)
+        findings = rs000_too_short.look(self.corpus) if "RS000" in self.active else []
+        found, scene, accused = self._find_pollution(self._scene(self.readings, self.estimates))
+        findings += found
+        self.progress(3, STEPS)
+        findings += self._find_collapse(scene, accused)
+        if "RS301" in self.active:
+            findings += rs301_exploding.look(recording)
+        if "RS302" in self.active:
+            findings += rs302_stalled.look(scene.readings, self.lab)
+        return findings
 
     def _record(self) -> Recording:
-        with self.model.hooked(self.lab.hooks()):
+        with self.lab.repaired():
             return record(self.model, self.corpus)
+
+    def _scene(self, readings: Readings, estimates: Float[np.ndarray, " write"]) -> Scene:
+        return Scene(
+            model=self.model,
+            readings=readings,
+            estimates=estimates,
+            screened=self._screen(readings),
+            weights=self.weights,
+            lab=self.lab,
+        )
 
     def _estimate(self) -> Float[np.ndarray, " write"]:
         """First-order effect of each write, where there is a loss."""
         if not self.lab.readable or "RS203" not in self.active:
             return np.full(len(self.model.spec.writes), np.nan)
-        with self.model.hooked(self.lab.hooks()):
+        with self.lab.repaired():
             sample = self.corpus.head(_ESTIMATE_SEQUENCES)
             sums = estimate_ablations(self.model, sample)
         return sums.sum(1) / sample.n_predicted
 
-    def _find_pollution(
-        self, readings: Readings, estimates: Float[np.ndarray, " write"]
-    ) -> list[Finding]:
+    def _screen(self, readings: Readings) -> Float[np.ndarray, " write"]:
+        """Exact effect of taking each write away, on a few tokens."""
+        rows = range(len(readings.writes))
+        if not self.lab.informative or "RS203" not in self.active:
+            return np.full(len(rows), np.nan)
+        return self.lab.screen([change_trial(readings, row, "zero", zero) for row in rows])
+
+    def _find_pollution(self, scene: Scene) -> tuple[list[Finding], Scene, frozenset[int]]:
+        """Find culprits one after the other, each with the repairs of those before in place."""
         findings: list[Finding] = []
         accused: set[int] = set()
         harmful: frozenset[int] | None = None
         for _ in range(_MAX_ROUNDS):
             suspects = [
                 suspect
-                for suspect in self._suspects(readings, estimates)
+                for suspect in self._suspects(scene, "pollution")
                 if suspect.index not in accused
                 and (suspect.code != "RS203" or harmful is None or suspect.index in harmful)
             ]
-            tried = rules.decide_pollution(suspects, readings, self.lab)
-            decided = tried.decided
-            proved = [_Proved(s, d.finding, d.repair) for s, d in decided if d.finding and d.repair]
+            tried = decide_pollution(suspects, scene.readings, self.lab)
+            proved = _proved(tried)
             if not proved:
-                findings += [d.finding for _, d in decided if d.finding]
+                findings += [d.finding for d in tried.decided if d.finding]
                 break
             if harmful is None:
                 # A repair may be crude (a write taken away), and what then looks harmful only
                 # misses it: harm counts as a finding if it was there before the repair as well.
                 harmful = tried.harmful
             culprit, finding, repair = _culprit(proved)
-            before = readings
-            findings.append(finding)
             accused.add(culprit.index)
-            self.lab.standing.append(repair.trial.edit)
-            readings, estimates = read(self._record(), readings.writes), self._estimate()
-            findings[-1] = _with_recovery(finding, culprit.index, before, readings)
-        self.progress(3, _STEPS)
-        quiet = [s for s in rules.suspects_of_collapse(readings) if s.index not in accused]
-        quiet = [s for s in quiet if s.code in self.active]
-        return findings + rules.decide_collapse(quiet, readings, self.lab)
+            self.lab.standing.append(repair.trial)
+            readings = read(self._record(), scene.readings.writes)
+            findings.append(_with_recovery(finding, culprit.index, scene.readings, readings))
+            scene = self._scene(readings, self._estimate())
+        return findings, scene, frozenset(accused)
 
-    def _suspects(
-        self, readings: Readings, estimates: Float[np.ndarray, " write"]
-    ) -> list[rules.Suspect]:
-        suspects = [
-            *rules.suspects_of_size(readings),
-            *rules.suspects_of_channel(readings),
-            *rules.suspects_of_harm(readings, estimates),
+    def _find_collapse(self, scene: Scene, accused: frozenset[int]) -> list[Finding]:
+        scene = self._with_attention(scene)
+        quiet = [s for s in self._suspects(scene, "collapse") if s.index not in accused]
+        findings = decide_collapse(quiet, scene.readings, self.lab)
+        if "RS402" in self.active and self.lab.informative:
+            dead = {(finding.layer, finding.write) for finding in findings}
+            noisy = RULES["RS402"].suspects
+            assert noisy is not None, "RS402 names suspects"
+            left = [
+                suspect
+                for suspect in noisy(scene)
+                if suspect.index not in accused
+                and (scene.writes[suspect.index].layer, scene.writes[suspect.index].name)
+                not in dead
+            ]
+            findings += decide_untrained(left, scene)
+        return findings
+
+    def _with_attention(self, scene: Scene) -> Scene:
+        """The scene with what the heads look at in one sequence, where that can be read."""
+        if not {"RS105", "RS106"} & self.active or not self.model.spec.causal:
+            return scene
+        try:
+            with self.lab.repaired():
+                seen = attention(self.model, self.corpus.head(1))
+        except UnsupportedModelError:
+            return scene
+        layers = seen.layers.tolist()
+        return replace(
+            scene,
+            entropies=dict(zip(layers, seen.entropy, strict=True)),
+            first_shares=dict(zip(layers, seen.first_share, strict=True)),
+        )
+
+    def _suspects(self, scene: Scene, stage: Stage) -> list[Suspect]:
+        return [
+            suspect
+            for rule in RULES.values()
+            if rule.stage == stage and rule.code in self.active and rule.suspects is not None
+            for suspect in rule.suspects(scene)
         ]
-        return [suspect for suspect in suspects if suspect.code in self.active]
-
-    def _too_short(self) -> list[Finding]:
-        have, sequences = self.corpus.n_predicted, len(set(self.corpus.documents))
-        enough = have >= _MIN_TOKENS and sequences >= _MIN_SEQUENCES
-        if enough or "RS000" not in self.active:
-            return []
-        statement = (
-            f"the text is too short for verdicts: {have} predicted tokens in {sequences} "
-            f"independent sequences; at least {_MIN_TOKENS} in {_MIN_SEQUENCES} are needed"
-        )
-        finding = Finding(
-            code="RS000",
-            status="abstained",
-            severity="info",
-            layer=None,
-            write=None,
-            site=None,
-            statement=statement,
-            evidence=(),
-            remedy="give more text (--text, --sequences)",
-        )
-        return [finding]
-
-    def _report(
-        self,
-        findings: Sequence[Finding],
-        readings: Readings,
-        estimates: Float[np.ndarray, " write"],
-    ) -> CheckReport:
-        order = {"confirmed": 0, "suspect": 1, "abstained": 2}
-        ranked = sorted(
-            findings, key=lambda f: (order[f.status], SEVERITIES.index(f.severity))
-        )  # stable: among equals the one whose repair helped most comes first
-        return CheckReport(
-            provenance=provenance_of(
-                self.model, self.corpus.description, self.corpus.hash, seed=self.lab.seed
-            ),
-            model=self.model.name,
-            text=self.corpus.description,
-            verdict=_verdict(ranked),
-            findings=tuple(ranked),
-            base_loss=self.lab.base_loss,
-            writes=_rows(readings, estimates),
-            experiments=tuple(outcome.experiment for outcome in self.lab.done),
-        )
 
 
 class _Proved(NamedTuple):
     """A suspect that was confirmed, and the trial that repairs it."""
 
-    suspect: rules.Suspect
+    suspect: Suspect
     finding: Finding
     repair: Outcome
+
+
+def _proved(tried: Round) -> list[_Proved]:
+    return [
+        _Proved(decision.suspect, decision.finding, decision.repair)
+        for decision in tried.decided
+        if decision.finding and decision.repair
+    ]
 
 
 def _culprit(proved: Sequence[_Proved]) -> _Proved:
     """The write whose repair helps most, by the rule that says most about it.
 
-    Harm alone (RS203) says less than size or channel, though taking a bad write away may help more.
+    Harm alone (RS203) says less than size or channel, though taking a bad write away may help more;
+    a rule whose repair helps less than half as much does not explain it.
     """
     best = min(proved, key=lambda item: _gain(item.repair))
-    same = [item for item in proved if item.suspect.index == best.suspect.index]
+    same = [
+        item
+        for item in proved
+        if item.suspect.index == best.suspect.index and _gain(item.repair) <= _gain(best.repair) / 2
+    ]
     return min(same, key=lambda item: (item.suspect.code == "RS203", _gain(item.repair)))
 
 
 def _gain(outcome: Outcome) -> float:
     """The more negative, the better the repair: loss gained, or distance from the faulty output."""
     return outcome.effect if outcome.experiment.measure == "loss" else -outcome.effect
-
-
-def _verdict(findings: Sequence[Finding]) -> Verdict:
-    if any(finding.status == "confirmed" for finding in findings):
-        return "findings"
-    return "inconclusive" if findings else "healthy"
 
 
 def _with_recovery(finding: Finding, index: int, before: Readings, after: Readings) -> Finding:
@@ -264,64 +265,8 @@ def _with_recovery(finding: Finding, index: int, before: Readings, after: Readin
         return finding
     recovery = Evidence(
         name="relative write norm of all later writes with the repair, over without it (median)",
-        value=growth, threshold=None, ci=None,
-    )  # fmt: skip
-    return Finding(
-        **{name: getattr(finding, name) for name in Finding.__slots__ if name != "evidence"},
-        evidence=(*finding.evidence, recovery),
+        value=growth,
+        threshold=None,
+        ci=None,
     )
-
-
-_NAN_OUTPUT = Finding(
-    code="RS001",
-    status="confirmed",
-    severity="error",
-    layer=None,
-    write=None,
-    site=None,
-    statement="the logits hold NaN though the stream is finite to the end: the readout makes them",
-    evidence=(
-        Evidence(name="first value that is not finite", value=math.nan, threshold=None, ci=None),
-    ),
-    remedy="look for NaN or infinity in the final norm and the unembedding and restore them",
-)
-
-
-def _non_finite(culprit: Culprit) -> Finding:
-    return Finding(
-        code="RS001",
-        status="confirmed",
-        severity="error",
-        layer=culprit.layer,
-        write=culprit.write,
-        site=culprit.site,
-        statement=(
-            f"{culprit.site} is the first value that is not finite: {culprit.value} in sequence "
-            f"{culprit.sequence}, token {culprit.token}, channel {culprit.channel}; everything "
-            "that reads the stream after it is lost"
-        ),
-        evidence=(
-            Evidence(
-                name="first value that is not finite", value=culprit.value, threshold=None, ci=None
-            ),
-        ),
-        remedy="look for NaN or infinity in this layer's weights and restore them; in training, "
-        "keep the stream in float32 and clip gradients",
-    )
-
-
-def _rows(readings: Readings, estimates: Float[np.ndarray, " write"]) -> tuple[WriteReading, ...]:
-    return tuple(
-        WriteReading(
-            layer=write.layer,
-            write=write.name,
-            write_norm=float(readings.write_norm[i]),
-            relative_norm=float(readings.relative_norm[i]),
-            cosine=float(readings.cosine[i]),
-            channel_share=float(readings.channel_share[i]),
-            expected_norm=float(readings.expected_norm[i]),
-            z=float(readings.norm_z[i]),
-            estimated_effect=float(estimates[i]),
-        )
-        for i, write in enumerate(readings.writes)
-    )
+    return replace(finding, evidence=(*finding.evidence, recovery))

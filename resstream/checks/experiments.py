@@ -7,7 +7,8 @@ force, so that a victim of theirs is seen as it would be without them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,12 +22,14 @@ from resstream.analysis.losses import token_divergences, token_losses
 from resstream.checks.report import Experiment
 from resstream.stream.model import StreamModel
 from resstream.stream.spec import WriteSpec
+from resstream.stream.substitution import substituted
 from resstream.stream.texts import Corpus
-from resstream.sweep.replay import run_variants
-from resstream.sweep.variants import Change, Edit, Variant
+from resstream.sweep.replay import BaseRun, run_base
+from resstream.sweep.variants import Change, Edit
 
 _BATCH_TOKENS = 1024
 _GLANCE_SEQUENCES = 4
+_SCREEN_SEQUENCES, _SCREEN_TOKENS = 2, 128
 _BETTER_THAN_CHANCE = 0.9
 """Share of log(d_vocab) that the loss must stay below to say something."""
 
@@ -36,16 +39,33 @@ Measure = Literal["loss", "divergence"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A change of one write that is to be tried."""
+    """A change that is to be tried: of what one or more writes add, or of weights."""
 
     write: WriteSpec
+    """The write that it is about."""
     label: str
-    change: Change
+    change: Change | None = None
+    """What takes the place of the write."""
+    also: tuple[WriteSpec, ...] = ()
+    """Other writes that are changed in the same way."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameters that stand in for the model's own."""
+    first_layer: int | None = None
+    """The first block that differs, where it is not the write's own."""
 
     @property
-    def edit(self) -> Edit:
-        """The same as an edit of its site."""
-        return Edit(self.write.site, self.change)
+    def edits(self) -> tuple[Edit, ...]:
+        """The changed writes as edits of their sites."""
+        if self.change is None:
+            return ()
+        return tuple(Edit(write.site, self.change) for write in (self.write, *self.also))
+
+    @property
+    def start(self) -> int:
+        """The first block that has to be run again."""
+        if self.first_layer is not None:
+            return self.first_layer
+        return min(write.layer for write in (self.write, *self.also))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +100,7 @@ class Lab:
     model: StreamModel
     corpus: Corpus
     seed: int
-    standing: list[Edit] = field(default_factory=list)
+    standing: list[Trial] = field(default_factory=list)
     done: list[Outcome] = field(default_factory=list)
     base_loss: float = math.nan
     informative: bool = False
@@ -116,9 +136,16 @@ class Lab:
         if self.readable and loss < _BETTER_THAN_CHANCE * chance:
             self.informative = True
 
-    def hooks(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The standing edits as hooks."""
-        return {edit.site: _as_hook(edit) for edit in self.standing}
+    @contextmanager
+    def repaired(self) -> Iterator[None]:
+        """The model as it is with the standing repairs."""
+        edits = [edit for trial in self.standing for edit in trial.edits]
+        weights = {name: value for trial in self.standing for name, value in trial.weights.items()}
+        with (
+            substituted(self.model.module, weights),
+            self.model.hooked({edit.site: _as_hook(edit) for edit in edits}),
+        ):
+            yield
 
     def run(self, trials: Sequence[Trial]) -> list[Outcome]:
         """Run trials on the whole text; each starts from the base run at its layer."""
@@ -139,20 +166,41 @@ class Lab:
                 self._judge(self.base_loss + outcome.effect)
         return outcomes
 
+    def screen(self, trials: Sequence[Trial]) -> Float[np.ndarray, " trial"]:
+        """Effects on the loss of a few hundred tokens: enough to rank, for every write there is."""
+        few = self.corpus.head(_SCREEN_SEQUENCES)
+        short = tuple(sequence[:_SCREEN_TOKENS] for sequence in few.sequences)
+        part = Corpus(sequences=short, documents=few.documents, description=few.description)
+        return np.array([outcome.effect for outcome in self._run(trials, part, "loss")])
+
     def _run(self, trials: Sequence[Trial], corpus: Corpus, measure: Measure) -> list[Outcome]:
         effects = np.zeros((len(trials), len(corpus.sequences)))
-        variants = [Variant(trial.label, (trial.edit,)) for trial in trials]
+        sites = sorted({edit.site for trial in trials for edit in trial.edits})
         for batch in corpus.batches(_BATCH_TOKENS):
             rows = list(batch.rows)
-            with self.model.hooked(self.hooks()):
-                for index, (clean, changed) in enumerate(
-                    run_variants(self.model, batch.tokens, variants)
-                ):
-                    effects[index, rows] = _effect(clean, changed, batch.tokens, measure)
+            with self.repaired():
+                base = run_base(self.model, batch.tokens, sites)
+                for index, trial in enumerate(trials):
+                    changed = self._changed(base, trial)
+                    effects[index, rows] = _effect(base.logits, changed, batch.tokens, measure)
         return [
             self._outcome(trial, row, corpus, measure)
             for trial, row in zip(trials, effects, strict=True)
         ]
+
+    @torch.no_grad()
+    def _changed(self, base: BaseRun, trial: Trial) -> Tensor:
+        """Logits with the change, from the base run's stream before the first changed block."""
+
+        def changing(edit: Edit) -> Callable[[Tensor], Tensor]:
+            return lambda value: edit.change(value, base.values[edit.site])
+
+        stream = base.streams[trial.start]
+        hooks = {edit.site: changing(edit) for edit in trial.edits}
+        with substituted(self.model.module, trial.weights), self.model.hooked(hooks):
+            for layer in range(trial.start, self.model.spec.n_layers):
+                stream = self.model.run_block(layer, stream, base.frame)
+            return self.model.readout(stream)
 
     def _outcome(
         self, trial: Trial, row: Float[np.ndarray, " sequence"], corpus: Corpus, measure: Measure

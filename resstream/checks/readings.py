@@ -31,6 +31,9 @@ class Readings:
     channel_share: Float[np.ndarray, " write"]
     channel: Int[np.ndarray, " write"]
     """Channel that is the largest most often."""
+    common_mode: Float[np.ndarray, " write"]
+    """1 if every token gets the same write."""
+    erase_fraction: Float[np.ndarray, " write"]
     expected_norm: Float[np.ndarray, " write"]
     norm_z: Float[np.ndarray, " write"]
     expected_share: Float[np.ndarray, " write"]
@@ -52,7 +55,7 @@ def read(recording: Recording, writes: tuple[WriteSpec, ...]) -> Readings:
     body = STRATA.index("body")
     medians: Mapping[str, np.ndarray] = {
         name: recording.summary(name).median[:, body]
-        for name in ("write_norm", "relative_norm", "cosine", "channel_share")
+        for name in ("write_norm", "relative_norm", "cosine", "channel_share", "erase_fraction")
     }
     with np.errstate(divide="ignore"):
         log_norm = np.log(medians["write_norm"])
@@ -62,6 +65,7 @@ def read(recording: Recording, writes: tuple[WriteSpec, ...]) -> Readings:
         writes=writes,
         **medians,
         channel=recording.top_channel[:, body],
+        common_mode=recording.common_mode[:, body],
         expected_norm=np.exp(expected),
         norm_z=norm_z,
         expected_share=share,
@@ -93,22 +97,23 @@ def _against_neighbours(
     centre, z = np.full(len(values), np.nan), np.zeros(len(values))
     for index, value in enumerate(values):
         near = neighbours_of(writes, index)
-        centre[index], z[index] = _score(value, values[near], floor)
+        centre[index], z[index] = robust_score(value, values[near], floor)
         before = [row for row in near if writes[row].layer < writes[index].layer]
         after = [row for row in near if writes[row].layer > writes[index].layer]
         if min(len(before), len(after)) < 2:
             continue
-        expected, left = _score(value, values[before], floor)
-        _, right = _score(value, values[after], floor)
+        expected, left = robust_score(value, values[before], floor)
+        _, right = robust_score(value, values[after], floor)
         peak = min(left, right, key=abs) if left * right > 0 else 0.0
         if abs(peak) > abs(z[index]):
             centre[index], z[index] = expected, peak
     return centre, z
 
 
-def _score(
+def robust_score(
     value: float, near: Float[np.ndarray, " neighbour"], floor: float
 ) -> tuple[float, float]:
+    """Median of the neighbours, and how many robust standard deviations `value` is from it."""
     near = near[~np.isnan(near)]
     if near.size == 0:
         return np.nan, 0.0

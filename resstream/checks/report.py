@@ -83,6 +83,31 @@ class Experiment:
     n_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyTrial:
+    """A fix that was tried in memory, on tokens that were not used to choose it."""
+
+    code: str
+    """Rule of the finding."""
+    layer: int
+    write: str | None
+    remedy: str
+    """What is done to which weights."""
+    loss_before: float
+    """Cross-entropy of the model as it is, in nats per token."""
+    loss_after: float
+    """The same with this fix and the best ones of the findings before it."""
+    change: float
+    """What this fix changes, with the best ones of the findings before it in place."""
+    ci: tuple[float, float]
+    """95 % interval of the change, over documents."""
+    n_tokens: int
+    held_out: bool
+    """False if there were too few sequences to keep some apart."""
+    best: bool
+    """True for the fix that is named first, and exported."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckReport(Result):
     """The verdict on a model."""
@@ -98,6 +123,10 @@ class CheckReport(Result):
     """Cross-entropy on the text, in nats per predicted token; NaN if the model predicts none."""
     writes: tuple[WriteReading, ...]
     experiments: tuple[Experiment, ...]
+    remedies: tuple[RemedyTrial, ...] = ()
+    """Fixes that were tried, the best one of each finding first."""
+    accepted: tuple[Finding, ...] = ()
+    """Findings that a baseline accepts; they count for nothing."""
 
     def confirmed(self, at_least: Severity = "warning") -> tuple[Finding, ...]:
         """Confirmed findings of this severity or worse: they make `resstream check` exit with 1."""

@@ -1,0 +1,71 @@
+"""Which weights are wrong by themselves?  All rules of weights, as findings."""
+
+from collections.abc import Callable, Collection
+
+from resstream.checks.registry import RULES
+from resstream.checks.report import Finding
+from resstream.checks.rules import (
+    rs107_rank,
+    rs401_zero_matrix,
+    rs402_untrained,
+    rs403_coarse,
+    rs404_outlier,
+    rs406_duplicate,
+)
+from resstream.checks.rules.rs001_not_finite import in_weights
+from resstream.checks.weight_facts import WeightFact
+from resstream.checks.weights import WeightTable
+
+WITHOUT_RUN: dict[str, Callable[[WeightTable], list[WeightFact]]] = {
+    "RS107": rs107_rank.scan,
+    "RS401": rs401_zero_matrix.scan,
+    "RS403": rs403_coarse.scan,
+    "RS406": rs406_duplicate.scan,
+}
+"""Facts that need no run, with or without one."""
+
+
+def weight_findings(table: WeightTable, active: Collection[str]) -> list[Finding]:
+    """Facts about the weights, which an experiment would add nothing to."""
+    return [
+        as_finding(code, fact)
+        for code, scan in WITHOUT_RUN.items()
+        if code in active
+        for fact in scan(table)
+    ]
+
+
+def static_findings(
+    table: WeightTable, outputs: frozenset[str], active: Collection[str]
+) -> list[Finding]:
+    """The same, and what is only a suspicion where the model is not run.
+
+    Args:
+        table: Readings of all tensors.
+        outputs: Names of the matrices that project into the stream.
+        active: Codes that are used.
+    """
+    findings = in_weights(table) if "RS001" in active else []
+    findings += weight_findings(table, active)
+    if "RS402" in active:
+        findings += [as_finding("RS402", f) for f in rs402_untrained.scan(table, outputs)]
+    if "RS404" in active:
+        findings += [as_finding("RS404", f) for f in rs404_outlier.scan(table)]
+    return findings
+
+
+def as_finding(code: str, fact: WeightFact) -> Finding:
+    """A fact as a finding of its rule."""
+    own, rule = fact.reading, RULES[code]
+    write = None if code == "RS406" else own.write
+    return Finding(
+        code=code,
+        status=fact.status,
+        severity=fact.severity or rule.severity,
+        layer=own.layer,
+        write=write,
+        site=None if write is None else f"blocks.{own.layer}.hook_{write}_out",
+        statement=fact.statement,
+        evidence=fact.evidence,
+        remedy=rule.fix,
+    )

@@ -1,0 +1,1 @@
+"""One file a rule: its code, its explanation, and how it names suspects."""

@@ -1,0 +1,78 @@
+"""RS201: a write many times as large as its neighbours'."""
+
+import numpy as np
+
+from resstream.checks.experiments import Outcome
+from resstream.checks.proof import UNUSUAL_Z, change_trial, gain_of, plain, size_evidence
+from resstream.checks.rule import Rule, Suspect
+from resstream.checks.scene import Scene
+from resstream.checks.sizes import weight_size
+from resstream.sweep.variants import scale
+
+LARGE_RATIO = 2.5
+"""A write this many times its neighbours' size may be suspected."""
+LARGE_WEIGHTS = 1.4
+"""... and weights this many times theirs, which nothing before them can lift."""
+_WEIGHT_Z = 4.0
+
+RULE = Rule(
+    code="RS201",
+    name="oversized write",
+    stage="pollution",
+    severity="error",
+    what="A write is many times as large as its neighbours' and drowns the stream.",
+    why="What the layers before it wrote becomes small beside it, and layers behind it read a "
+    "stream that is mostly this one write.",
+    detection=f"Write norm above {LARGE_RATIO:g} times the neighbours' and {UNUSUAL_Z:g} robust "
+    f"standard deviations away in the log, or the same of the weights behind it (above "
+    f"{LARGE_WEIGHTS:g}); confirmed if the loss falls when it is brought to their size (Holm over "
+    "all writes). Where the loss says nothing, bringing it to size must change the output five "
+    "times as much as taking a neighbour away does.",
+    traps="The first MLP of SmolLM2 writes 13 times the stream, one late MLP makes massive "
+    "activations, and the last block's norm jumps: all are needed, and rescaling them does harm. "
+    "Behind a true culprit later writes are large as well; a write that stands out from both sides "
+    "is held against the side before it, and victims are judged with the culprit repaired.",
+    fix="divide the output matrix by the ratio above, or restore the layer from an earlier "
+    "checkpoint; in training, a LayerScale or a smaller learning rate for this layer",
+    source="Sun et al. (2024), Massive Activations in Large Language Models.",
+    example="resstream check demo:polluted",
+    suspects=lambda scene: _suspects(scene),
+)
+
+
+def _suspects(scene: Scene) -> list[Suspect]:
+    return [item for index in range(len(scene.writes)) for item in _look(scene, index)]
+
+
+def _look(scene: Scene, index: int) -> list[Suspect]:
+    readings = scene.readings
+    ratio, size = float(readings.ratio[index]), weight_size(scene, index)
+    factors: list[float] = []
+    if readings.norm_z[index] > UNUSUAL_Z and ratio > LARGE_RATIO:
+        factors.append(1 / ratio)
+    if scene.informative and size.z > _WEIGHT_Z and size.ratio > LARGE_WEIGHTS:
+        factors.append(1 / size.ratio)
+    if not factors or not np.isfinite(factors).all():
+        return []
+
+    def statement(outcome: Outcome) -> str:
+        return (
+            f"{readings.writes[index].label} pollutes the stream: its write is {ratio:.3g} times "
+            f"its neighbours' size; {gain_of(outcome)}"
+        )
+
+    return [
+        Suspect(
+            code=RULE.code,
+            index=index,
+            trials=tuple(
+                change_trial(readings, index, f"rescale by {factor:.3g}", scale(factor))
+                for factor in factors
+            ),
+            evidence=(
+                *size_evidence(readings, index, LARGE_RATIO),
+                plain(size.name, size.ratio),
+            ),
+            statement=statement,
+        )
+    ]

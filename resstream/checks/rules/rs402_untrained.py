@@ -1,0 +1,116 @@
+"""RS402: an output matrix that was never trained, or lost what it had learnt."""
+
+import numpy as np
+
+from resstream.checks.experiments import Outcome, Trial
+from resstream.checks.matching import match_to_inputs
+from resstream.checks.proof import change_trial, gain_of, plain
+from resstream.checks.repairs import redrawn_output
+from resstream.checks.rule import Rule, Suspect
+from resstream.checks.scene import Scene
+from resstream.checks.weight_facts import WeightFact
+from resstream.checks.weights import MatrixReading, WeightTable
+from resstream.sweep.variants import zero
+
+AT_EDGE, PEERS_ABOVE = 1.03, 1.1
+LOST_MATCH, NO_MATCH = 0.4, 0.3
+_DRAWS = 3
+
+RULE = Rule(
+    code="RS402",
+    name="untrained matrix",
+    stage="pollution",
+    severity="error",
+    what="An output matrix looks like noise, while its peers do not.",
+    why="Freshly initialised (a resumed run that skipped a tensor, a bad merge), or drowned in "
+    "noise: the layer adds random vectors.",
+    detection=f"Largest singular value below {AT_EDGE:g} of the Marchenko-Pastur edge of a random "
+    f"matrix while the peers' median is above {PEERS_ABOVE:g}; or the norms of its columns no "
+    "longer go with the norms of the rows that feed them (hidden units that read much also write "
+    f"much: correlation 0.4 to 0.95 in trained MLPs), {LOST_MATCH:g} below the "
+    f"peers' and below {NO_MATCH:g}. Confirmed if "
+    "the loss falls without the write, or if drawing the matrix anew changes nothing: what was "
+    "learnt can't be drawn anew. By weights alone it is a suspicion.",
+    traps="In an untrained model all matrices are at the edge, and so are some value matrices of "
+    "trained ones (SmolLM2's): only output matrices count, and only against peers.",
+    fix="restore the matrix from an earlier checkpoint; without one, remove the write",
+    source="Marchenko and Pastur (1967); Martin and Mahoney (2021), Implicit Self-Regularization.",
+    example="resstream inject demo --fault reinit --layer 4 --write attn --out broken\n"
+    "resstream check broken",
+    suspects=lambda scene: _suspects(scene),
+)
+
+
+def noise_signs(table: WeightTable, own: MatrixReading) -> dict[str, tuple[float, float]]:
+    """What speaks for noise: name of the number to value and threshold; empty if nothing does."""
+    signs: dict[str, tuple[float, float]] = {}
+    peers = table.peers(own)
+    if not peers or not own.is_matrix or own.is_zero:
+        return signs
+    usual = float(np.nanmedian([peer.edge_ratio for peer in peers]))
+    if own.edge_ratio < AT_EDGE and usual > PEERS_ABOVE:
+        signs["largest singular value over the random edge"] = (own.edge_ratio, AT_EDGE)
+    match = match_to_inputs(table, own)
+    others = [match_to_inputs(table, peer) for peer in peers]
+    known = [value for value in others if np.isfinite(value)]
+    if np.isfinite(match) and known:
+        limit = float(np.median(known)) - LOST_MATCH
+        if match < min(limit, NO_MATCH):
+            signs["correlation of output columns with input rows (log norms)"] = (match, limit)
+    return signs
+
+
+def _suspects(scene: Scene) -> list[Suspect]:
+    if not scene.informative:
+        return []
+    found: list[Suspect] = []
+    for index, write in enumerate(scene.writes):
+        reading = scene.weights.find(write.output_matrix)
+        signs = noise_signs(scene.weights, reading) if reading is not None else {}
+        if signs:
+            found.append(_suspect(scene, index, signs))
+    return found
+
+
+def _suspect(scene: Scene, index: int, signs: dict[str, tuple[float, float]]) -> Suspect:
+    label = scene.writes[index].label
+
+    def statement(outcome: Outcome) -> str:
+        if outcome.trial.weights:
+            return f"{label} is untrained: drawing its output matrix anew changes nothing"
+        return f"{label} is untrained or drowned in noise; {gain_of(outcome)}"
+
+    return Suspect(
+        code=RULE.code,
+        index=index,
+        trials=(change_trial(scene.readings, index, "zero", zero),),
+        evidence=tuple(plain(name, value, limit) for name, (value, limit) in signs.items()),
+        statement=statement,
+    )
+
+
+def redraws(scene: Scene, index: int) -> tuple[Trial, ...]:
+    """The output matrix drawn anew, a few times."""
+    write = scene.writes[index]
+    return tuple(
+        Trial(
+            write=write,
+            label=f"draw the output matrix anew ({seed})",
+            weights=redrawn_output(scene.model, write, seed),
+        )
+        for seed in range(1, 1 + _DRAWS)
+    )
+
+
+def scan(table: WeightTable, outputs: frozenset[str]) -> list[WeightFact]:
+    """By weights alone: suspicions about the output matrices of these names."""
+    return [
+        WeightFact(
+            reading=own,
+            statement=f"{own.name} looks like noise, unlike the same matrix of other layers",
+            evidence=tuple(plain(name, value, limit) for name, (value, limit) in signs.items()),
+            status="suspect",
+        )
+        for own in table.in_blocks
+        if own.name in outputs and (signs := noise_signs(table, own))
+    ]

@@ -1,0 +1,37 @@
+"""How large are the weights behind a write, beside those of its neighbours?"""
+
+import math
+from dataclasses import dataclass
+
+from resstream.checks.scene import Scene
+
+_FLOOR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSize:
+    """The size that stands out most: of the output matrix, or of the gain before the write."""
+
+    name: str
+    ratio: float
+    """Over the median of its neighbours; 1 where nothing is known."""
+    z: float
+
+
+def weight_size(scene: Scene, index: int) -> WeightSize:
+    """Compare output matrix and gain of a write with those of the same place in other layers."""
+    write = scene.writes[index]
+    names = {
+        "norm of the output matrix over its neighbours'": write.output_matrix,
+        "norm of the gain over its neighbours'": f"{write.reader}.weight",
+    }
+    found = WeightSize("norm of the weights over their neighbours'", 1.0, 0.0)
+    for label, name in names.items():
+        reading = scene.weights.find(name)
+        if reading is None or reading.layer is None:
+            continue
+        centre, z = scene.weights.score(reading, "norm", floor=_FLOOR)
+        ratio = reading.norm / centre if centre > 0 else math.nan
+        if math.isfinite(ratio) and abs(z) > abs(found.z):
+            found = WeightSize(label, ratio, z)
+    return found
