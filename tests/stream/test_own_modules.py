@@ -196,4 +196,4 @@ def test_a_gate_that_two_writes_share_is_no_constant() -> None:
     for write in load(ResidualTransformer(config)).spec.writes:
         assert write.module == f"blocks.{write.layer}.hook_{write.name}_out"
         assert write.scale == 1.0
-        assert write.residue < 1e-6
+        assert write.residue < 1e-4
