@@ -5,8 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from resstream.errors import ConfigError
-from resstream.nn.initialisation import INITIALISATIONS, Initialisation
-from resstream.nn.rules import PLACEMENTS, PLAIN, RULES, Placement, ResidualRule
+from resstream.nn.initialisation import INITIALISATIONS, Depth, Initialisation
+from resstream.nn.norm_kinds import RMS_NORM, LayerNorm, Norm, RmsNorm
+from resstream.nn.placements import Placement, check_placement
+from resstream.nn.plan import WritePlan
+from resstream.nn.rules import PLAIN, ResidualRule, parse_rule
 from resstream.nn.variants import (
     check_choice,
     check_keys,
@@ -20,28 +23,6 @@ MlpKind = Literal["gelu", "gelu_tanh", "swiglu"]
 """``W2 gelu(W1 x)`` (exact or tanh form), or ``W2 (silu(Wg x) * W1 x)`` (Shazeer 2020)."""
 StreamDtype = Literal["float32", "compute"]
 """``compute`` stores the stream in the dtype of the matrices, to show what that does to it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RmsNorm:
-    """``weight * x / sqrt(mean(x^2) + eps)`` (Zhang and Sennrich 2019)."""
-
-    kind: ClassVar[str] = "rms_norm"
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check_number("rms_norm.eps", self.eps, at_least=0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorm:
-    """``weight * (x - mean(x)) / sqrt(var(x) + eps) + bias`` (Ba et al. 2016)."""
-
-    kind: ClassVar[str] = "layer_norm"
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_number("layer_norm.eps", self.eps, at_least=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +50,6 @@ class NoPositions:
     kind: ClassVar[str] = "none"
 
 
-Norm = RmsNorm | LayerNorm
 Positions = Rotary | LearnedPositions | NoPositions
 _NORMS = (RmsNorm, LayerNorm)
 _POSITIONS = (Rotary, LearnedPositions, NoPositions)
@@ -103,7 +83,7 @@ class TransformerConfig:
     """How branches are written into the stream."""
     placement: Placement | None = None
     """Where the norm stands; None: where the rule was published with it."""
-    norm: Norm = RmsNorm()
+    norm: Norm = RMS_NORM
     positions: Positions = Rotary()
     mlp: MlpKind = "gelu"
     causal: bool = True
@@ -114,6 +94,10 @@ class TransformerConfig:
     """Probability, for the embedding, the attention pattern and the branches, in training."""
     tied: bool = True
     """True: the unembedding is the embedding."""
+    parallel: bool = False
+    """True: both sublayers of a block read the same stream (GPT-J), each through its own norm."""
+    embed_norm: bool = False
+    """True: the embedding is normed before the first block (an option of Peri-LN)."""
     stream_dtype: StreamDtype = "float32"
     init: Initialisation | None = None
     """How matrices are drawn; None: as the rule asks."""
@@ -126,16 +110,17 @@ class TransformerConfig:
                 check_whole(key, getattr(self, key), at_least=1)
         check_choice("mlp", self.mlp, get_args(MlpKind))
         check_choice("stream_dtype", self.stream_dtype, get_args(StreamDtype))
-        for key in ("causal", "bias", "tied"):
+        for key in ("causal", "bias", "tied", "parallel", "embed_norm"):
             check_choice(key, getattr(self, key), (True, False))
         check_number("dropout", self.dropout, at_least=0.0, below=1.0)
         self._parse_variants()
         self._check_heads()
         self._check_placement()
+        self._check_parallel()
 
     def _parse_variants(self) -> None:
         parsed: dict[str, object] = {
-            "rule": parse_variant("rule", self.rule, RULES),
+            "rule": parse_rule(self.rule),
             "norm": parse_variant("norm", self.norm, _NORMS),
             "positions": parse_variant("positions", self.positions, _POSITIONS),
         }
@@ -160,11 +145,15 @@ class TransformerConfig:
     def _check_placement(self) -> None:
         if self.placement is None:
             return
-        check_choice("placement", self.placement, PLACEMENTS)
-        if self.placement not in self.rule.placements:
+        check_placement(self.placement, self.rule.placements, self.rule.kind)
+
+    def _check_parallel(self) -> None:
+        if not self.parallel:
+            return
+        if not self.rule.is_additive or self.norm_placement == "post":
             raise ConfigError(
-                f"placement must be one of {', '.join(self.rule.placements)} for the rule "
-                f"{self.rule.kind!r}, got {self.placement!r}"
+                "parallel must be False where a write changes the skip or the stream is normed "
+                f"(rule {self.rule.kind!r}, placement {self.norm_placement!r}), got True"
             )
 
     @property
@@ -191,6 +180,24 @@ class TransformerConfig:
     def has_final_norm(self) -> bool:
         """True unless the stream is normed by its blocks (``post``) or never (``none``)."""
         return self.norm_placement not in ("post", "none")
+
+    @property
+    def depth(self) -> Depth:
+        """Blocks and writes."""
+        return Depth(n_layers=self.n_layers, n_writes=2 * self.n_layers)
+
+    @property
+    def plan(self) -> WritePlan:
+        """How every block writes."""
+        return WritePlan(
+            rule=self.rule,
+            placement=self.norm_placement,
+            norm=self.norm,
+            depth=self.depth,
+            d_model=self.d_model,
+            names=("attn", "mlp"),
+            dropout=self.dropout,
+        )
 
     @property
     def initialisation(self) -> Initialisation:

@@ -1,10 +1,12 @@
 """Which matrices does a native model have?  Linear maps and embeddings that know their role."""
 
-from torch import nn
+from typing import Protocol
 
-from resstream.nn.config import TransformerConfig
-from resstream.nn.initialisation import MatrixRole
-from resstream.nn.norms import StreamNorm
+from torch import Tensor, nn
+
+from resstream.nn.initialisation import Depth, Initialisation, MatrixRole
+from resstream.nn.norms import HeadScale, ScalarBias, StreamNorm
+from resstream.nn.rule import ResidualRule
 from resstream.nn.scales import WriteScale
 
 
@@ -24,13 +26,40 @@ class Table(nn.Embedding):
         super().__init__(n_rows, width)
 
 
-def initialise(module: nn.Module, config: TransformerConfig) -> None:
+class Drawing(Protocol):
+    """What drawing a model's matrices needs of its config."""
+
+    @property
+    def rule(self) -> ResidualRule:
+        """The residual rule."""
+        ...
+
+    @property
+    def depth(self) -> Depth:
+        """Blocks and writes."""
+        ...
+
+    @property
+    def initialisation(self) -> Initialisation:
+        """How matrices are drawn."""
+        ...
+
+
+def draw_(weight: Tensor, role: MatrixRole, config: Drawing) -> None:
+    """Draw one matrix in place, with the gain of the rule."""
+    init = config.initialisation
+    gain = 1.0 if init.is_whole else config.rule.init_gain(role, config.depth)
+    init.fill_(weight, role, config.depth, gain)
+
+
+def initialise(module: nn.Module, config: Drawing) -> None:
     """Draw one module's own parameters as the config asks; its children are left alone."""
     if isinstance(module, Matrix | Table):
-        gain = config.rule.init_gain(module.role, config.n_layers)
-        config.initialisation.fill_(module.weight, module.role, config.n_layers, gain)
+        # A tied unembedding is the embedding, and is drawn as that.
+        if not (module.role == "unembed" and getattr(config, "tied", False)):
+            draw_(module.weight, module.role, config)
         bias = getattr(module, "bias", None)
         if bias is not None:
             nn.init.zeros_(bias)
-    elif isinstance(module, StreamNorm | WriteScale):
+    elif isinstance(module, StreamNorm | WriteScale | ScalarBias | HeadScale):
         module.reset_parameters()

@@ -1,27 +1,37 @@
-"""How is the stream normed?  LayerNorm and RMSNorm, computed in the dtype of the stream."""
+"""How is the stream normed?  LayerNorm, RMSNorm and BatchNorm, in the dtype of what they get."""
 
 from typing import assert_never
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
 
-from resstream.nn.config import LayerNorm, Norm, RmsNorm
+from resstream.nn.norm_kinds import BatchNorm, LayerNorm, NetNorm, RmsNorm
 
 
 class StreamNorm(nn.Module):
     """The norm of a config over the last axis, or with None the identity.
 
     `hook_normalized` sees the result as it is read, gain included.
+
+    Args:
+        norm: Which, or None.
+        d_model: Width of the last axis.
+        has_gain: False: no learned gain and bias.
     """
 
-    def __init__(self, norm: Norm | None, d_model: int) -> None:
+    def __init__(self, norm: NetNorm | None, d_model: int, *, has_gain: bool = True) -> None:
         super().__init__()
         self.norm = norm
-        has_bias = isinstance(norm, LayerNorm)
-        self.weight = None if norm is None else nn.Parameter(Tensor(d_model))
+        has_gain = has_gain and norm is not None
+        has_bias = has_gain and not isinstance(norm, RmsNorm)
+        self.weight = nn.Parameter(Tensor(d_model)) if has_gain else None
         self.bias = nn.Parameter(Tensor(d_model)) if has_bias else None
+        if isinstance(norm, BatchNorm):
+            self.register_buffer("running_mean", torch.zeros(d_model))
+            self.register_buffer("running_var", torch.ones(d_model))
         self.hook_normalized = HookPoint()
         self.reset_parameters()
 
@@ -32,21 +42,70 @@ class StreamNorm(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(
-        self, stream: Float[Tensor, "batch pos d_model"]
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """Norm every position by itself."""
+    def forward(self, stream: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Norm every position by itself (BatchNorm: every channel)."""
         return self.hook_normalized(self._normed(stream))
 
     def _normed(self, stream: Tensor) -> Tensor:
-        if self.norm is None or self.weight is None:
-            return stream
-        weight, shape = self.weight.to(stream.dtype), stream.shape[-1:]
+        weight = None if self.weight is None else self.weight.to(stream.dtype)
+        bias = None if self.bias is None else self.bias.to(stream.dtype)
         match self.norm:
+            case None:
+                return stream
             case RmsNorm(eps=eps):
-                return F.rms_norm(stream, shape, weight, eps)
+                return F.rms_norm(stream, stream.shape[-1:], weight, eps)
             case LayerNorm(eps=eps):
-                bias = None if self.bias is None else self.bias.to(stream.dtype)
-                return F.layer_norm(stream, shape, weight, bias, eps)
+                return F.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
+            case BatchNorm(eps=eps, momentum=momentum):
+                flat = F.batch_norm(
+                    stream.flatten(0, -2),
+                    self.get_buffer("running_mean"),
+                    self.get_buffer("running_var"),
+                    weight,
+                    bias,
+                    training=self.training,
+                    momentum=momentum,
+                    eps=eps,
+                )
+                return flat.view(stream.shape)
             case _:
                 assert_never(self.norm)
+
+
+class ScalarBias(nn.Module):
+    """``x + b`` with one learned b, 0 at first (Fixup)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def reset_parameters(self) -> None:
+        """Set b to zero."""
+        nn.init.zeros_(self.bias)
+
+    def forward(self, values: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Add b."""
+        return values + self.bias.to(values.dtype)
+
+
+class HeadScale(nn.Module):
+    """``gain_h * z_h``: one learned gain per head, 1 at first (NormFormer)."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(n_heads))
+
+    def reset_parameters(self) -> None:
+        """Set the gains to one."""
+        nn.init.ones_(self.gain)
+
+    def forward(
+        self, heads: Float[Tensor, "batch pos n_heads d_head"]
+    ) -> Float[Tensor, "batch pos n_heads d_head"]:
+        """Scale every head."""
+        return heads * self.gain.to(heads.dtype)[:, None]
+
+
+def applied(module: nn.Module | None, values: Tensor) -> Tensor:
+    """What a part that may be absent makes of `values`."""
+    return values if module is None else module(values)

@@ -130,11 +130,13 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
                 token, a bidirectional one on the token at the same place.
             use_cache: Return keys and values for the next call.
             logits_to_keep: Logits of that many last positions only; 0: of all.
-            kwargs: The cache; `num_items_in_batch` of Trainer; others are refused.
+            kwargs: The cache; `num_items_in_batch` of Trainer; the `condition` of AdaLN-Zero;
+                others are refused.
         """
         caches = [kwargs.pop(name, None) for name in ("cache", "past_key_values")]
         cache: Any = caches[0] if caches[0] is not None else caches[1]
         n_items = kwargs.pop("num_items_in_batch", None)
+        condition = kwargs.pop("condition", None)
         _refuse(kwargs)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None and self.model.config.causal and not self.training:
@@ -142,7 +144,9 @@ class ResstreamForCausalLM(PreTrainedModel, GenerationMixin):
 
             cache = DynamicCache(config=self.config)
         padding = None if attention_mask is None else _padding(attention_mask)
-        stream = self.model.stream(input_ids, padding, position_ids, cache)
+        stream = self.model.stream(
+            input_ids, padding=padding, positions=position_ids, cache=cache, condition=condition
+        )
         logits = self.model.unembedded(stream[:, -logits_to_keep:])
         loss = None if labels is None else self._loss(logits, labels, n_items)
         held: dict[str, Any] = {_CACHE: cache}

@@ -6,10 +6,12 @@ work as on any TransformerLens model.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformer_lens import HookedRootModule  # noqa: TID253  models are made of hook points
 from transformer_lens.hook_points import HookPoint  # noqa: TID253
 
@@ -17,7 +19,7 @@ from resstream.nn.attention import KeyValueCache, Turns, causal_mask, rotary_tur
 from resstream.nn.block import Block
 from resstream.nn.config import LearnedPositions, Rotary, TransformerConfig
 from resstream.nn.matrices import Matrix, Table, initialise
-from resstream.nn.norms import StreamNorm
+from resstream.nn.norms import StreamNorm, applied
 
 
 class ResidualTransformer(HookedRootModule):
@@ -40,11 +42,14 @@ class ResidualTransformer(HookedRootModule):
         self.dropout = nn.Dropout(config.dropout)
         self.hook_embed = HookPoint()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.ln_embed = StreamNorm(config.norm, d_model) if config.embed_norm else None
         self.ln_final = StreamNorm(config.norm if config.has_final_norm else None, d_model)
         self.unembed: nn.Linear = Matrix(d_model, config.d_vocab, role="unembed", bias=False)
         # transformers' gradient_checkpointing_enable sets these two.
         self.gradient_checkpointing = False
-        self._gradient_checkpointing_func: Callable[..., Tensor] | None = None
+        self._gradient_checkpointing_func: Callable[..., Any] = partial(
+            checkpoint, use_reentrant=False
+        )
         for module in self.modules():
             initialise(module, config)
         if config.tied:
@@ -58,6 +63,7 @@ class ResidualTransformer(HookedRootModule):
         padding: Bool[Tensor, "batch key"] | None = None,
         positions: Int[Tensor, "#batch pos"] | None = None,
         cache: KeyValueCache | None = None,
+        condition: Float[Tensor, "batch ... d_condition"] | None = None,
     ) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits of every position.
 
@@ -66,15 +72,21 @@ class ResidualTransformer(HookedRootModule):
             padding: True for real tokens, those in the cache included; None: all are.
             positions: Position of every token; None: counted from the length of the cache.
             cache: Keys and values of earlier tokens, appended to.
+            condition: What AdaLN-Zero reads, for a sequence or for each position; None: zeros.
         """
-        return self.unembedded(self.stream(tokens, padding, positions, cache))
+        stream = self.stream(
+            tokens, padding=padding, positions=positions, cache=cache, condition=condition
+        )
+        return self.unembedded(stream)
 
     def stream(
         self,
         tokens: Int[Tensor, "batch pos"],
+        *,
         padding: Bool[Tensor, "batch key"] | None = None,
         positions: Int[Tensor, "#batch pos"] | None = None,
         cache: KeyValueCache | None = None,
+        condition: Float[Tensor, "batch ... d_condition"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """The stream after the last block; arguments as in `forward`."""
         if positions is None:
@@ -83,10 +95,16 @@ class ResidualTransformer(HookedRootModule):
         stream = self.embedded(tokens, positions)
         mask = None if padding is None else self._mask(padding, tokens.shape[1])
         turns = self._turns(positions)
+        context: dict[str, Any] = {"attention_mask": mask, "position_embeddings": turns}
+        context |= {"cache": cache}
+        if condition is not None:
+            context["condition"] = condition
         for block in self.blocks:
-            stream = self._run(block)(
-                stream, attention_mask=mask, position_embeddings=turns, cache=cache
-            )
+            output = self._run(block)(stream, **context)
+            if isinstance(output, tuple):
+                stream, context["previous_scores"] = output
+            else:
+                stream = output
         return stream
 
     def embedded(
@@ -96,7 +114,8 @@ class ResidualTransformer(HookedRootModule):
         embedded = self.embed(tokens)
         if self.pos_embed is not None:
             embedded = embedded + self.pos_embed(positions)
-        return self.hook_embed(self.dropout(embedded.to(self.stream_dtype)))
+        embedded = applied(self.ln_embed, embedded.to(self.stream_dtype))
+        return self.hook_embed(self.dropout(embedded))
 
     def unembedded(
         self, stream: Float[Tensor, "batch pos d_model"]
@@ -129,8 +148,7 @@ class ResidualTransformer(HookedRootModule):
             return mask & causal_mask(n_queries, padding.shape[1], padding.device)
         return mask.expand(-1, -1, n_queries, -1)
 
-    def _run(self, block: nn.Module) -> Callable[..., Tensor]:
-        checkpointed = self._gradient_checkpointing_func
-        if checkpointed is None or not (self.gradient_checkpointing and self.training):
+    def _run(self, block: nn.Module) -> Callable[..., Any]:
+        if not (self.gradient_checkpointing and self.training):
             return block
-        return partial(checkpointed, block.__call__)
+        return partial(self._gradient_checkpointing_func, block.__call__)

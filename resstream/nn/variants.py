@@ -32,18 +32,24 @@ def check_whole(key: str, value: object, *, at_least: int) -> None:
 
 
 def check_number(
-    key: str, value: Any, *, at_least: float = -math.inf, below: float = math.inf
+    key: str,
+    value: Any,
+    *,
+    at_least: float = -math.inf,
+    below: float = math.inf,
+    at_most: float = math.inf,
 ) -> None:
-    """Refuse what is not a finite number in ``at_least <= value < below``.
+    """Refuse what is not a finite number in ``at_least <= value < below``, at most `at_most`.
 
     Raises:
         ConfigError: Names the key, the value and what is allowed.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and at_least <= value < below):
-        allowed = f"at least {at_least:g}" if at_least > -math.inf else "any size"
-        allowed += f" and below {below:g}" if below < math.inf else ""
-        raise ConfigError(f"{key} must be a finite number ({allowed}), got {value!r}")
+    if not (is_number and math.isfinite(value) and at_least <= value < below and value <= at_most):
+        bounds = [f"at least {at_least:g}" if at_least > -math.inf else "any size"]
+        bounds += [f"below {below:g}"] if below < math.inf else []
+        bounds += [f"at most {at_most:g}"] if at_most < math.inf else []
+        raise ConfigError(f"{key} must be a finite number ({' and '.join(bounds)}), got {value!r}")
 
 
 def check_choice(key: str, value: object, allowed: Sequence[object]) -> None:

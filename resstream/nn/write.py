@@ -11,12 +11,12 @@ def scaled_write(branch: Tensor, scale: Tensor | None, stream: Tensor) -> Tensor
 
 
 def residual_write(
-    stream: Float[Tensor, "batch pos d_model"],
-    write: Float[Tensor, "batch pos d_model"],
+    stream: Float[Tensor, "*batch d_model"],
+    write: Float[Tensor, "*written d_written"],
     *,
     skip_scale: float | Tensor = 1.0,
-) -> Float[Tensor, "batch pos d_model"]:
-    """``x' = skip_scale * x + write``.
+) -> Float[Tensor, "*batch d_model"]:
+    """``x' = skip_scale * x + write``, in the dtype of the stream; ``x' = write`` for 0.
 
     Raises:
         ValueError: The shapes differ; torch would broadcast a write over the stream in silence.
@@ -26,5 +26,8 @@ def residual_write(
             f"a write must have the shape of the stream {tuple(stream.shape)}, "
             f"got {tuple(write.shape)}"
         )
-    skipped = stream if isinstance(skip_scale, float) and skip_scale == 1.0 else skip_scale * stream
-    return skipped + write
+    if isinstance(skip_scale, Tensor):
+        return skip_scale.to(stream.dtype) * stream + write
+    if skip_scale == 0.0:
+        return write
+    return (stream if skip_scale == 1.0 else skip_scale * stream) + write

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from resstream.nn.config import LayerNorm, LearnedPositions, NoPositions, TransformerConfig
+from resstream.nn.initialisation import Depth
 from resstream.nn.rules import RULES, DeepNorm, LayerScale, Plain, ReZero, ReZeroNorm
 from resstream.nn.transformer import ResidualTransformer
 
@@ -101,11 +102,11 @@ def test_deepnorm_formula():
 
 
 def test_deepnorm_constants_and_initial_gain():
-    rule, n_layers = DeepNorm(), 100
-    assert rule.skip_scale(n_layers) == pytest.approx(3.7606, abs=1e-4)
-    assert rule.init_gain("value", n_layers) == pytest.approx(0.18803, abs=1e-5)
-    assert [rule.init_gain(role, n_layers) for role in ("query", "key", "embed")] == [1.0] * 3
-    assert DeepNorm(alpha=2.0, beta=0.5).skip_scale(n_layers) == 2.0
+    rule, depth = DeepNorm(), Depth(n_layers=100, n_writes=200)
+    assert rule.constants(depth) == pytest.approx((3.7606, 0.18803), abs=1e-4)
+    assert rule.init_gain("value", depth) == rule.constants(depth)[1]
+    assert [rule.init_gain(role, depth) for role in ("query", "key", "embed")] == [1.0] * 3
+    assert DeepNorm(alpha=2.0, beta=0.5).constants(depth) == (2.0, 0.5)
     model = native(rule=rule, n_layers=2, d_model=256)
     beta = (8 * 2) ** -0.25
     for name, gain in (("q_proj", 1.0), ("k_proj", 1.0), ("v_proj", beta), ("o_proj", beta)):

@@ -1,0 +1,105 @@
+"""How does a sublayer read from the stream and write into it?  The part that all blocks share."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
+
+from resstream.nn.norms import StreamNorm, applied
+from resstream.nn.placements import norms_branch, norms_read, norms_stream
+from resstream.nn.plan import WritePlan
+from resstream.nn.scales import WriteScale, WriteTerms
+from resstream.nn.write import residual_write, scaled_write
+
+
+class WritingBlock(nn.Module):
+    """A block of one or more writes.
+
+    Each is, with the parts that rule and placement ask for::
+
+        read   = read_gain * norm(x) + read_shift     ln1, ln2, ...
+        branch = sublayer(read)                       hook_NAME_branch
+        branch = norm(branch)                         ln1_post, ln2_post
+        write  = scale * branch                       hook_NAME_scale; hook_NAME_out is the write
+        x      = skip * carried(x) + write
+        x      = norm(x)                              ln1, ln2 (placement post)
+
+    Args:
+        plan: How the blocks of the stack write.
+        layer: Which block this is.
+        d_read: Width of the stream before the block; None: as behind it.
+    """
+
+    def __init__(self, plan: WritePlan, layer: int, *, d_read: int | None = None) -> None:
+        super().__init__()
+        self.names = plan.names
+        self.norms_read = norms_read(plan.placement)
+        self.norms_stream = norms_stream(plan.placement)
+        self.dropout = nn.Dropout(plan.dropout)
+        self._make_norms(plan, plan.d_model if d_read is None else d_read)
+        # A shared scale is registered once: a checkpoint must not hold one tensor under two names.
+        owners = ("block",) if plan.rule.is_shared else plan.names
+        place = plan.place(layer)
+        self.scales = nn.ModuleDict({name: plan.rule.write_scale(place) for name in owners})
+        self._make_hooks()
+
+    def _make_norms(self, plan: WritePlan, d_read: int) -> None:
+        has_gain = plan.rule.has_norm_gain
+
+        def norm(is_there: bool, width: int) -> StreamNorm | None:
+            return StreamNorm(plan.block_norm, width, has_gain=has_gain) if is_there else None
+
+        width = d_read if self.norms_read else plan.d_model
+        for number, name in enumerate(plan.names, start=1):
+            is_there = self.norms_read or self.norms_stream
+            self.register_module(f"ln{number}", norm(is_there, width))
+            is_there = norms_branch(plan.placement, name)
+            self.register_module(f"ln{number}_post", norm(is_there, plan.d_model))
+
+    def _make_hooks(self) -> None:
+        self.hook_resid_pre, self.hook_resid_post = HookPoint(), HookPoint()
+        for name in self.names:
+            parts = ("branch", "scale", "out") if self._scale(name).is_scaled else ("branch", "out")
+            for part in parts:
+                self.add_module(f"hook_{name}_{part}", HookPoint())
+
+    def _scale(self, name: str) -> WriteScale:
+        scale = self.scales["block" if "block" in self.scales else name]
+        assert isinstance(scale, WriteScale)
+        return scale
+
+    def _norm(self, name: str, suffix: Literal["", "_post"] = "") -> nn.Module | None:
+        return getattr(self, f"ln{self.names.index(name) + 1}{suffix}")
+
+    def _hook(self, name: str, part: Literal["branch", "scale", "out"]) -> nn.Module:
+        return self.get_submodule(f"hook_{name}_{part}")
+
+    def read(
+        self, name: str, stream: Float[Tensor, "*batch d_read"], condition: Tensor | None
+    ) -> tuple[Float[Tensor, "*batch d_read"], WriteTerms]:
+        """What sublayer `name` reads, and what else goes into its write."""
+        terms: WriteTerms = self._scale(name)(stream, condition)
+        read = applied(self._norm(name), stream) if self.norms_read else stream
+        if isinstance(terms.read_gain, Tensor) or terms.read_gain != 1.0:
+            read = terms.read_gain * read
+        if terms.read_shift is not None:
+            read = read + terms.read_shift
+        return read, terms
+
+    def write(
+        self,
+        name: str,
+        stream: Float[Tensor, "*batch d_model"],
+        branch: Float[Tensor, "*batch d_model"],
+        terms: WriteTerms,
+    ) -> Float[Tensor, "*batch d_model"]:
+        """The stream behind the write of sublayer `name`."""
+        branch = self.dropout(self._hook(name, "branch")(branch))
+        branch_norm = self._norm(name, "_post")
+        branch = branch if branch_norm is None else branch_norm(branch.to(stream.dtype))
+        scale = terms.scale if terms.scale is None else self._hook(name, "scale")(terms.scale)
+        write = self._hook(name, "out")(scaled_write(branch, scale, stream))
+        rule = self._scale(name)
+        stream = residual_write(rule.carried(stream), write, skip_scale=rule.skip(scale))
+        return applied(self._norm(name), stream) if self.norms_stream else stream
