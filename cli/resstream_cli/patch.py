@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from resstream.errors import ConfigError
-from resstream_cli import options
+from resstream_cli import options, sweeps
 from resstream_cli.inputs import layer_numbers, open_model
-from resstream_cli.outputs import Document, Outputs, say
+from resstream_cli.outputs import Document, Outputs
 from resstream_cli.progress import working
 from resstream_cli.tables import printable, signed, table
 
@@ -80,21 +80,9 @@ def patch(
         int | None,
         typer.Option("--screen", metavar="K", help="Estimate all cells, run the K most promising."),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="What the sweep may take beside the model, such as 4GiB.",
-            show_default="half of what is free",
-        ),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be computed, and stop.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what an interrupted run left in --out.")
-    ] = False,
+    memory: sweeps.Memory = None,
+    plan: sweeps.Plan = False,
+    resume: sweeps.Resume = False,
     bos: options.Bos = None,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -108,14 +96,11 @@ def patch(
     Exact for every layer and position; with --out, an interrupted run can be resumed.
     """
     outputs = Outputs(as_json=as_json, out=out, html=html)
-    if resume and out is None:
-        raise ConfigError("--resume needs --out, the directory of the run that was interrupted")
+    sweeps.require_place(out, resume=resume)
     chosen = _pairs(clean, corrupted, answer, wrong, pairs)
     stream = open_model(model, device=device, dtype=dtype)
     from resstream.analysis.patching import prepare, run_prepared
     from resstream.sweep.grid import GridOptions
-    from resstream.sweep.journal import Journal
-    from resstream.sweep.memory import parse_memory
 
     wanted = None if layers is None else layer_numbers(layers, n_layers=stream.spec.n_layers)
     with working("prepare"):
@@ -129,7 +114,7 @@ def patch(
             options=GridOptions(
                 layers=wanted,
                 skip_unchanged=skip_unchanged,
-                memory=None if memory is None else parse_memory(memory),
+                memory=sweeps.memory_bytes(memory),
             ),
         )
     if plan:
@@ -138,12 +123,12 @@ def patch(
         document = {"schema": "resstream.patch_plan/1", "plan": planned, "seconds": seconds}
         outputs.emit(Document(document), lambda: _planned(planned, seconds))
         return
-    journal = None if out is None else Journal(out / "unfinished", resume=resume)
+    journal = sweeps.open_journal(out, resume=resume)
     with working("patch") as advance:
         result = run_prepared(
             grid, encoded, screen=screen, seed=seed, journal=journal, progress=advance
         )
-    say(f"peak resident memory {_peak_memory()}")
+    sweeps.say_peak_memory()
     outputs.emit(result, lambda: _shown(result), lambda: _page(result))
     if journal is not None:
         journal.remove()
@@ -165,16 +150,6 @@ def _pairs(
     return {"clean": clean, "corrupted": corrupted, "answer": answer, "wrong": wrong}
 
 
-def _peak_memory() -> str:
-    import resource
-    import sys
-
-    from resstream.sweep.memory import show_bytes
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return show_bytes(peak if sys.platform == "darwin" else peak * 1024)
-
-
 def _page(result: "PatchResult") -> "Page":
     from resstream.reports.patched import patch_page
 
@@ -182,18 +157,9 @@ def _page(result: "PatchResult") -> "Page":
 
 
 def _planned(plan: "SweepPlan", seconds: float) -> RenderableType:
-    from resstream.sweep.memory import show_bytes
-
-    saved = plan.naive_layer_tokens / max(1, plan.layer_tokens)
     how = "suffixes behind the base run" if plan.suffixes else f"whole sequences: {plan.reason}"
-    lines = [
-        f"{plan.variants} cells, {plan.computed} to be run as {how}",
-        f"{plan.layer_tokens} layer-tokens; as whole forwards {plan.naive_layer_tokens}, "
-        f"{saved:.1f} times as many",
-        f"up to {show_bytes(plan.memory_bytes)} beside the model",
-        f"about {seconds:.0f} s on this machine",
-    ]
-    return Group(*map(Text, lines))
+    first = f"{plan.variants} cells, {plan.computed} to be run as {how}"
+    return sweeps.show_plan(first, plan, seconds)
 
 
 def _shown(result: "PatchResult") -> RenderableType:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from resstream.analysis.ablation_result import AblationEffect, AblationResult, TokenEffects
@@ -38,7 +37,13 @@ from resstream.stream.texts import Batch, Corpus, Texts, read_corpus
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import free_memory
 from resstream.sweep.walk import BASE, Walk, group_variants, keeps_for
-from resstream.sweep.walk_plan import WalkPlan, most_together, plan_walks, rows_at_once
+from resstream.sweep.walk_plan import (
+    WalkPlan,
+    estimate_seconds,
+    most_together,
+    plan_walks,
+    rows_at_once,
+)
 
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is to do, in layer-tokens."""
@@ -149,6 +154,11 @@ class AblationSweep:
         variants = make_variants(self._targets, "zero", 1, {}, 0)
         sizes = [batch.tokens.numel() for batch in self._batches]
         return plan_walks(self._model, variants, sizes, self._memory)
+
+    def estimate_seconds(self) -> float:
+        """How long it will take on this machine."""
+        longest = max(map(len, self._corpus.sequences))
+        return estimate_seconds(self._model, self.plan(), self._corpus.n_tokens, longest)
 
     def run(
         self,

@@ -117,9 +117,7 @@ def make_variants(
     ]
 
 
-def _changes(
-    kind: Kind, n_rows: int, means: Means, seed: int
-) -> Callable[[str, slice], Change]:
+def _changes(kind: Kind, n_rows: int, means: Means, seed: int) -> Callable[[str, slice], Change]:
     match kind:
         case "zero":
             return lambda site, channels: zero

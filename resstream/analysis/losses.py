@@ -6,10 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from resstream.stream.model import StreamModel
-from resstream.sweep.readout import Readout
-
-from resstream.stream.model import StreamModel
 from resstream.stream.texts import Corpus
+from resstream.sweep.readout import Readout
 
 
 def mean_loss(model: StreamModel, corpus: Corpus) -> float:
@@ -38,7 +36,7 @@ def stream_losses(
     streams: Float[Tensor, "batch pos d_model"],
     tokens: Int[Tensor, "batch pos"],
 ) -> Float[Tensor, "batch predicted"]:
-    """The same from last streams, with the logits of only a few positions at a time in memory."""
+    """`token_losses` from last streams, with few positions' logits in memory at a time."""
     rows = streams[:, :-1].flatten(0, 1)
     goal = tokens[:, 1:].to(rows.device).flatten()
     losses: list[Tensor] = []

@@ -63,7 +63,7 @@ def patched_layers(model: StreamModel, site: str) -> tuple[int, ...]:
 def head_count(model: StreamModel) -> int | None:
     """Attention heads of a layer, as the configuration says."""
     config = getattr(model.module, "config", None)
-    if hasattr(config, "get_text_config"):
+    if config is not None and hasattr(config, "get_text_config"):
         config = config.get_text_config()  # of a model that also sees pictures
     found = (getattr(config, name, None) for name in _HEAD_COUNTS)
     return next((count for count in found if isinstance(count, int)), None)

@@ -43,9 +43,7 @@ class Readout:
         """The logits of each row."""
         return torch.cat(list(self.parts(streams)))
 
-    def parts(
-        self, streams: Float[Tensor, "row d_model"]
-    ) -> Iterator[Float[Tensor, "some token"]]:
+    def parts(self, streams: Float[Tensor, "row d_model"]) -> Iterator[Float[Tensor, "some token"]]:
         """The same, a limited number of rows at a time, in order."""
         width = self._model.spec.d_vocab or 1
         if self._cut and self._columns is not None:

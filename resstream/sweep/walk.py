@@ -64,11 +64,11 @@ class Walk:
         """
         n_layers = self.model.spec.n_layers
         first = min((one.first_layer for one in variants.values()), default=0)
-        layer, base = self._base_at(first)
+        start, base = self._base_at(first)
         last = max((one.last_layer for one in variants.values()), default=0)
         until = n_layers if with_base else max(last + 1, keep or 0)
         streams: dict[int, Tensor] = {}
-        for layer in range(layer, n_layers):
+        for layer in range(start, n_layers):
             if layer == keep:
                 self._base = layer, base
             if layer < until:

@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
+
+import torch
 
 from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
+from resstream.sweep.arguments import probe_tokens
 from resstream.sweep.memory import READOUT_BYTES, block_bytes, free_memory, show_bytes
 from resstream.sweep.packed import ROWS
+from resstream.sweep.readout import Readout
 from resstream.sweep.variants import Variant
 from resstream.sweep.walk import blocks_walked, group_variants
 
@@ -82,3 +87,25 @@ def plan_walks(
         naive_layer_tokens=(1 + len(variants)) * model.spec.n_layers * sum(batches),
         memory_bytes=most,
     )
+
+
+@torch.no_grad()
+def estimate_seconds(model: StreamModel, plan: WalkPlan, text_tokens: int, longest: int) -> float:
+    """How long it will take here, from the time of one block and one readout.
+
+    Args:
+        model: The model.
+        plan: What is to be done.
+        text_tokens: Tokens of the text; each variant is read out on them.
+        longest: Tokens of the longest sequence.
+    """
+    frame = model.begin(probe_tokens(model, max(1, ROWS // longest), longest))
+    rows = frame.stream[..., 0].numel()
+    began = monotonic()
+    stream = model.run_block(0, frame.stream, frame)
+    block = (monotonic() - began) / rows
+    few = stream.flatten(0, 1)[:256]
+    began = monotonic()
+    Readout(model, None, few[:1])(few)
+    readout = (monotonic() - began) / len(few)
+    return block * plan.layer_tokens + readout * (1 + plan.variants) * text_tokens

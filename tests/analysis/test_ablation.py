@@ -175,7 +175,9 @@ def test_plan_is_what_is_computed(model: StreamModel) -> None:
 def test_heads_equal_plain_hooks(model: StreamModel, kind: Any) -> None:
     """Head by head, from a hook on the output projection written out here."""
     result = ablate(model, IDS, kind=kind, level="head")
-    assert [(e.layer, e.head) for e in result.effects] == [(i, h) for i in range(4) for h in range(4)]
+    assert [(e.layer, e.head) for e in result.effects] == [
+        (i, h) for i in range(4) for h in range(4)
+    ]
     assert {effect.write for effect in result.effects} == {"attn"}
     base = token_losses(model.forward(IDS).detach(), IDS).mean()
     for effect in result.effects[::3]:
@@ -226,7 +228,7 @@ def test_heads_equal_those_of_transformer_lens(tmp_path: Path) -> None:
 
 def test_heads_are_refused_where_there_are_none() -> None:
     mamba = StreamModel(families.make("mamba"), name="mamba")
-    with pytest.raises(UnsupportedModelError, match="heads need an attention write .* mamba"):
+    with pytest.raises(UnsupportedModelError, match=r"heads need an attention write .* mamba"):
         ablate(mamba, families.tokens(), level="head")
 
 
@@ -269,16 +271,18 @@ def test_little_memory_gives_the_same_in_more_parts(model: StreamModel, tmp_path
     assert len(list((tmp_path / "parts").glob("*.npy"))) == 4
     for one, other in zip(wide.effects, narrow.effects, strict=True):
         assert one.effect == pytest.approx(other.effect, abs=1e-5)
-    with pytest.raises(ConfigError, match="a batch of 72 tokens needs .* of memory, got 1 KiB"):
+    with pytest.raises(ConfigError, match=r"a batch of 72 tokens needs .* of memory, got 1 KiB"):
         ablate(model, IDS, memory=1024)
 
 
 def test_a_resumed_ablation_is_bitwise_the_uninterrupted_one(
     model: StreamModel, tmp_path: Path
 ) -> None:
-    least = AblationSweep(
-        model, read_corpus(model, IDS), choose_targets(model), kind="mean"
-    ).plan().memory_bytes
+    least = (
+        AblationSweep(model, read_corpus(model, IDS), choose_targets(model), kind="mean")
+        .plan()
+        .memory_bytes
+    )
     options: Any = {"kind": "mean", "memory": least - 6 * IDS.numel() * 64 * 4}
     whole = ablate(model, IDS, **options)
 
