@@ -1,7 +1,7 @@
 """What do the weights alone say?  One reading a tensor, held against its peers in other layers.
 
-A tensor is read once, whole, and only these numbers are kept, so that a checkpoint of any size can
-be read block by block.
+A tensor is read once, and only these numbers are kept, so that a checkpoint of any size can be read
+part by part.
 """
 
 import hashlib
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from resstream.checks.readings import robust_score
 from resstream.stream.model import StreamModel
+from resstream.stream.spec import BlockSpec
+from resstream.stream.tensor_files import TensorFile
 
 _REACH = 3
 _POWER_STEPS = 24
@@ -57,10 +59,8 @@ class MatrixReading:
     of the same standard deviation; near 1 for noise, above it for what was trained."""
     stable_rank: float
     r""":math:`|W|_F^2 / |W|_2^2`; 1 for a matrix of rank one."""
-    levels: float
-    """Different values in a row (median of some rows), over the length of the row."""
     distinct: int
-    """The same as a count."""
+    """Different values in a row (median of some rows)."""
     digest: str
     """SHA-256 of the values, first 16 hex digits."""
     row_norms: Float[np.ndarray, " row"]
@@ -77,47 +77,83 @@ class MatrixReading:
         return self.peak == 0.0 and self.n_bad == 0
 
 
-def read_tensor(
-    name: str, value: Tensor, *, layer: int | None, role: str, write: str | None
-) -> MatrixReading:
-    """Read one tensor; it may be dropped afterwards."""
-    wide = value.detach()
-    wide = wide if wide.dtype == torch.float64 else wide.float()
-    flat = wide.reshape(-1)
-    n_bad = int(flat.numel() - flat.isfinite().sum())
-    if n_bad:
-        wide = torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0)
-        flat = wide.reshape(-1)
-    peaks, at = flat.abs().topk(min(2, flat.numel()))
-    matrix = wide if wide.ndim == 2 else wide.reshape(wide.shape[0], -1) if wide.ndim else None
-    rows, columns = _norms(wide)
-    edge, rank = _spectrum(wide) if wide.ndim == 2 else (math.nan, math.nan)
-    distinct, length = _distinct(matrix)
-    return MatrixReading(
-        name=name,
-        layer=layer,
-        role=role,
-        write=write,
-        shape=tuple(value.shape),
-        n_bad=n_bad,
-        norm=float(torch.linalg.vector_norm(flat)),
-        peak=float(peaks[0]),
-        peak_at=tuple(int(i) for i in np.unravel_index(int(at[0]), tuple(value.shape) or (1,))),
-        runner_up=float(peaks[-1]),
-        edge_ratio=edge,
-        stable_rank=rank,
-        levels=distinct / max(1, length),
-        distinct=distinct,
-        digest=_digest(value),
-        row_norms=rows,
-        column_norms=columns,
-    )
+class TensorReader:
+    """Takes in one tensor, some rows at a time, and keeps only its numbers.
 
+    Args:
+        shape: Of the whole tensor.
+    """
 
-def _norms(wide: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    if wide.ndim != 2:
-        return np.zeros(0), np.zeros(0)
-    return tuple(torch.linalg.vector_norm(wide, dim=d).double().cpu().numpy() for d in (1, 0))  # type: ignore[return-value]
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._digest = hashlib.sha256()
+        self._n_bad = 0
+        self._squares = 0.0
+        self._peaks: list[tuple[float, int]] = []
+        self._passed = 0
+        self._row_norms: list[np.ndarray] = []
+        self._column_squares = np.zeros(shape[1] if len(shape) == 2 else 0)
+        self._edge, self._rank = math.nan, math.nan
+        self._distinct = 1
+
+    def take(self, part: Tensor) -> None:
+        """Take in the next rows."""
+        own = part.detach()
+        flat = own.contiguous().cpu().reshape(-1)
+        if not flat.numel():
+            return
+        self._digest.update(flat.view(torch.uint8).numpy())
+        wide = own if own.dtype == torch.float64 else own.float()
+        n_bad = int(wide.numel() - wide.isfinite().sum())
+        if n_bad:
+            self._n_bad += n_bad
+            wide = torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0)
+        self._take_peaks(wide.reshape(-1))
+        if wide.ndim == 2:
+            self._take_matrix(wide)
+        else:
+            self._squares += float(torch.linalg.vector_norm(wide.reshape(-1)).double()) ** 2
+        self._passed += wide.numel()
+
+    def _take_peaks(self, flat: Tensor) -> None:
+        values, at = flat.abs().topk(min(2, flat.numel()))
+        fresh = [(float(v), self._passed + int(i)) for v, i in zip(values, at, strict=True)]
+        self._peaks = sorted([*self._peaks, *fresh], key=lambda item: -item[0])[:2]
+
+    def _take_matrix(self, wide: Float[Tensor, "row column"]) -> None:
+        if not self._passed:
+            self._edge, self._rank = _spectrum(wide)
+            self._distinct = _distinct(wide)
+        rows = torch.linalg.vector_norm(wide, dim=1).double()
+        self._row_norms.append(rows.cpu().numpy())
+        columns = torch.linalg.vector_norm(wide, dim=0).double()
+        self._column_squares += columns.square().cpu().numpy()
+        self._squares += float(rows.square().sum())
+
+    def reading(
+        self, name: str, *, layer: int | None, role: str, write: str | None
+    ) -> MatrixReading:
+        """What was read, under its name."""
+        peak, at = self._peaks[0] if self._peaks else (0.0, 0)
+        place = np.unravel_index(at, self._shape) if self._passed and self._shape else (0,)
+        return MatrixReading(
+            name=name,
+            layer=layer,
+            role=role,
+            write=write,
+            shape=self._shape,
+            n_bad=self._n_bad,
+            norm=math.sqrt(self._squares),
+            peak=peak,
+            peak_at=tuple(int(i) for i in place),
+            runner_up=self._peaks[-1][0] if self._peaks else 0.0,
+            edge_ratio=self._edge,
+            stable_rank=self._rank,
+            distinct=self._distinct,
+            digest=self._digest.hexdigest()[:16],
+            row_norms=np.concatenate(self._row_norms) if self._row_norms else np.zeros(0),
+            column_norms=np.sqrt(self._column_squares),
+        )
 
 
 def _spectrum(matrix: Float[Tensor, "row column"]) -> tuple[float, float]:
@@ -139,19 +175,10 @@ def _spectrum(matrix: Float[Tensor, "row column"]) -> tuple[float, float]:
     return top / edge, 1 / max(top, 1e-30) ** 2
 
 
-def _distinct(matrix: Tensor | None) -> tuple[int, int]:
-    """Median count of different values in a row, and the length of a row."""
-    if matrix is None or matrix.shape[1] < 2:
-        return 1, 1
+def _distinct(matrix: Float[Tensor, "row column"]) -> int:
+    """Median count of different values in a row."""
     step = max(1, matrix.shape[0] // _ROWS_FOR_LEVELS)
-    counts = [len(row.unique()) for row in matrix[::step][:_ROWS_FOR_LEVELS]]
-    return int(np.median(counts)), matrix.shape[1]
-
-
-def _digest(value: Tensor) -> str:
-    flat = value.detach().contiguous().cpu().reshape(-1)
-    data = flat.view(torch.uint8).numpy() if flat.numel() else b""
-    return hashlib.sha256(data).hexdigest()[:16]
+    return int(np.median([len(row.unique()) for row in matrix[::step][:_ROWS_FOR_LEVELS]]))
 
 
 class WeightTable:
@@ -207,27 +234,43 @@ def read_model_weights(model: StreamModel) -> WeightTable:
     return WeightTable(_of_model(model))
 
 
+def read_files(files: Iterable[TensorFile]) -> WeightTable:
+    """Read the tensors of files, one part of one tensor at a time."""
+    readings: list[MatrixReading] = []
+    for file in files:
+        for tensor, parts in file.read():
+            reader = TensorReader(tensor.shape)
+            for part in parts:
+                reader.take(part)
+            layer, role = place_of(tensor.name)
+            write = word_of(role) if layer is not None else None
+            readings.append(reader.reading(tensor.name, layer=layer, role=role, write=write))
+    return WeightTable(readings)
+
+
 def _of_model(model: StreamModel) -> Iterator[MatrixReading]:
     blocks = {f"{block.module}.": block for block in model.spec.blocks}
     for name, value in model.module.named_parameters():
         if not value.is_floating_point():
             continue
+        reader = TensorReader(tuple(value.shape))
+        reader.take(value)
         prefix = next((start for start in blocks if name.startswith(start)), None)
         if prefix is None:
-            yield read_tensor(name, value, layer=None, role=name, write=None)
+            yield reader.reading(name, layer=None, role=name, write=None)
             continue
-        block = blocks[prefix]
-        write = next(
-            (
-                w.name
-                for w in block.writes
-                if name.startswith((f"{w.module}.", f"{w.reader}.", f"{w.branch}."))
-                or name == w.output_matrix
-            ),
-            None,
-        )
         role = name.removeprefix(prefix)
-        yield read_tensor(name, value, layer=block.layer, role=role, write=write or word_of(role))
+        write = _write_of(name, blocks[prefix]) or word_of(role)
+        yield reader.reading(name, layer=blocks[prefix].layer, role=role, write=write)
+
+
+def _write_of(name: str, block: BlockSpec) -> str | None:
+    """The write whose module, norm or output matrix holds the parameter."""
+    for write in block.writes:
+        places = (f"{write.module}.", f"{write.reader}.", f"{write.branch}.")
+        if name.startswith(places) or name == write.output_matrix:
+            return write.name
+    return None
 
 
 def place_of(name: str) -> tuple[int | None, str]:
