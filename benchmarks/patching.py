@@ -46,14 +46,14 @@ def load(name: str) -> tuple[Any, Any]:
     module = GPT2LMHeadModel(GPT2Config()).eval()
     with tempfile.TemporaryDirectory() as place:
         module.save_pretrained(place)
-        _byte_tokenizer().save_pretrained(place)
+        byte_tokenizer().save_pretrained(place)
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=GPT2LMHeadModel.from_pretrained(place)
         )
     return rs.load(module), bridge
 
 
-def _byte_tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from resstream.stream.model import StreamModel
 from resstream.stream.writers import tolerance
 
-_BYTES_AT_ONCE = 64 << 20
+_BYTES_AT_ONCE = 32 << 20
 _CUTS: WeakKeyDictionary[StreamModel, bool] = WeakKeyDictionary()
 """Models for which it was tried, and whether it gave the same."""
 
