@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from resstream.stream.spec import WriteName
-from resstream.stream.tracing import BlockTrace, PartTrace
+from resstream.stream.tracing import BlockTrace, PartTrace, with_weights
 from resstream.stream.writers import Writer
 
 _ATTENTION = re.compile(r"attn|attention", re.I)
@@ -68,7 +68,7 @@ def _call(part: PartTrace, value: Tensor, weights: dict[str, Tensor] | None) -> 
         for name, weight in weights.items()
         if name.startswith(prefix)
     }
-    return torch.func.functional_call(part.module, own, (value,), strict=False)
+    return with_weights(part.module, own, (value,), {})
 
 
 def find_reader(

@@ -81,7 +81,7 @@ def trace_block(
         if weights is None:
             output = block(*args, **kwargs)
         else:
-            output = torch.func.functional_call(block, weights, args, kwargs, strict=False)
+            output = with_weights(block, weights, args, kwargs)
     finally:
         for handle in handles:
             handle.remove()
@@ -136,12 +136,31 @@ def twin_weights(block: nn.Module, *, seed: int = 0) -> dict[str, Tensor] | None
     that no gate is closed and no gain is zero.  None if the block has no floating parameters or
     holds packed (quantised) ones, whose structure can only be seen with their own values.
     """
-    weights: dict[str, Tensor] = {}
-    for index, (name, value) in enumerate(block.named_parameters()):
+    drawn: dict[Tensor, Tensor] = {}
+    for index, value in enumerate(block.parameters()):
         if not value.is_floating_point() or type(value) is not nn.Parameter:
             return None
         generator = torch.Generator().manual_seed(seed * 7919 + index)
         noise = torch.randn(value.shape, generator=generator)
-        drawn = noise / math.sqrt(value.shape[-1]) if value.ndim >= 2 else 1 + 0.2 * noise
-        weights[name] = drawn.to(device=value.device, dtype=value.dtype)
-    return weights or None
+        sized = noise / math.sqrt(value.shape[-1]) if value.ndim >= 2 else 1 + 0.2 * noise
+        drawn[value] = sized.to(device=value.device, dtype=value.dtype)
+    # One name for each place that holds a parameter: a module may stand in a block twice.
+    places = (
+        place
+        for path, module in block.named_modules()
+        for place in module.named_parameters(path, recurse=False, remove_duplicate=False)
+    )
+    return {name: drawn[value] for name, value in places} or None
+
+
+def with_weights(
+    module: nn.Module, weights: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run `module` with `weights` in the place of its own, which it has again afterwards.
+
+    Torch must not follow ties by itself: where one module stands in two places (a TransformerLens
+    bridge does that) it would put the new weights in twice and take them out once.
+    """
+    return torch.func.functional_call(
+        module, weights, args, kwargs, tie_weights=False, strict=False
+    )

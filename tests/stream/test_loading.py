@@ -76,7 +76,13 @@ def test_a_lens_bridge(checkpoint: Path) -> None:
     module = LlamaForCausalLM.from_pretrained(checkpoint)
     word_tokenizer(bos=False).save_pretrained(checkpoint)
     bridge = TransformerBridge.boot_transformers(str(checkpoint), hf_model=module, device="cpu")
+    ids = torch.arange(2, 12)[None]
+    with torch.no_grad():
+        before = module(ids).logits
     model = load(bridge)
+    with torch.no_grad():
+        assert torch.equal(module(ids).logits, before), "its weights must be left as they were"
+        assert torch.equal(model.forward(ids), before)
     assert model.spec.n_layers == 6
     assert [write.name for write in model.spec.writes] == ["attn", "mlp"] * 6
     assert model.spec.replay_error == 0
