@@ -23,7 +23,7 @@ from resstream.errors import OutputError, ResultError
 from resstream.stream.files import write_directory
 from resstream.stream.provenance import Provenance
 from resstream.stream.result import from_plain, to_plain
-from resstream.stream.sites import resolve_site
+from resstream.stream.sites import Key, name_of_key, resolve_site
 from resstream.stream.texts import Batch
 
 SCHEMA = "resstream.activations/1"
@@ -164,6 +164,12 @@ class Activations:
             UnknownSiteError: The site was not kept.
         """
         return torch.cat(list(self.chunks(site)))
+
+    def __getitem__(self, key: Key) -> Float[Tensor, "row d_model"]:
+        """All rows of a site, asked for as in `ActivationCache`: ``kept["resid_post", 3]``."""
+        blocks = {name.split(".")[1] for name in self.sites if name.startswith("blocks.")}
+        n_layers = 1 + max(map(int, blocks), default=-1)
+        return self.read(name_of_key(key, n_layers=n_layers))
 
     def rows(self) -> dict[str, Int[Tensor, " row"]]:
         """Where each row comes from: ``sequence``, ``position`` and ``token``."""

@@ -14,6 +14,9 @@ from resstream.stream.spec import BlockSpec, StreamSpec
 EMBED = "hook_embed"
 FINAL_NORM = "ln_final.hook_normalized"
 
+Key = str | tuple[str] | tuple[str, int | None] | tuple[str, int | None, str | None]
+"""How an activation is asked for: ``"blocks.3.resid_post"`` or ``("resid_post", 3)``."""
+
 
 def block_site(layer: int, name: str) -> str:
     """The full name of site `name` (``resid_pre``, ``attn_out``, ...) of a block."""
@@ -64,6 +67,27 @@ def resolve_site(name: str, known: Sequence[str]) -> str:
     raise UnknownSiteError(
         f"unknown site {name!r}: this model has {blocks} blocks (0..{blocks - 1}){hint}"
     )
+
+
+def name_of_key(key: Key, *, n_layers: int) -> str:
+    """The name that a key of an activation cache stands for, by TransformerLens's rules.
+
+    ``("resid_post", 3)`` is ``blocks.3.hook_resid_post``, a negative layer counts from the end, and
+    ``("normalized", None, "ln_final")`` is ``ln_final.hook_normalized``.
+
+    Args:
+        key: A name, or a tuple of name, layer and part of the block.
+        n_layers: Blocks of the model.
+    """
+    if isinstance(key, str):
+        return key
+    name, layer, part = (*key, None, None)[:3]
+    where: list[str] = []
+    if layer is not None:
+        where += ["blocks", str(layer + n_layers if layer < 0 else layer)]
+    if part is not None:
+        where.append(str(part))
+    return ".".join([*where, f"hook_{name}"])
 
 
 def match_sites(patterns: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
