@@ -43,3 +43,7 @@ class OutputError(ResstreamError, OSError):
 
 class ResultError(ResstreamError, ValueError):
     """A saved result is missing, damaged, or of an unknown schema."""
+
+
+class NonFiniteError(ResstreamError):
+    """A training run met a value that is NaN or infinite, and was asked to stop there."""

@@ -56,7 +56,7 @@ def layer_position_heatmap(
         ygap=_gap(n_layers),
         hovertemplate=f"{layer_title} %{{y}} · %{{x}}: %{{z:.4g}}<extra></extra>",
     )
-    figure.update_layout(coloraxis=_colour_axis(values, value_title, diverging=diverging))
+    figure.update_layout(coloraxis=colour_axis(values, value_title, diverging=diverging))
     figure.update_xaxes(token_axis(labels))
     figure.update_yaxes(layer_axis(0, n_layers - 1, title=layer_title))
     figure.update_yaxes(range=[-0.5, n_layers - 0.5])
@@ -90,7 +90,7 @@ def similarity_matrix(
         customdata=[[f"{row} · {column}" for column in names] for row in names],
         hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
     )
-    colours = _colour_axis(values, value_title, diverging=True) | {"cmin": -1, "cmax": 1}
+    colours = colour_axis(values, value_title, diverging=True) | {"cmin": -1, "cmax": 1}
     figure.update_layout(coloraxis=colours)
     shown = thinned(len(names), MOST_LABELS)
     ticks = {
@@ -109,9 +109,10 @@ def _gap(count: int) -> int:
     return 1 if count <= 24 else 0
 
 
-def _colour_axis(
+def colour_axis(
     values: Float[np.ndarray, "..."], value_title: str, *, diverging: bool
 ) -> dict[str, Any]:
+    """Colour bar and scale of a heat map: red and blue around 0, or a magnitude."""
     axis: dict[str, Any] = {"colorbar": {"title": {"text": axis_title(value_title)}}}
     if not diverging:
         return axis | {"colorscale": SEQUENTIAL}
