@@ -13,6 +13,7 @@ MatrixRole = Literal[
     "embed",
     "positions",
     "input",
+    "shortcut",
     "query",
     "key",
     "value",
@@ -21,7 +22,8 @@ MatrixRole = Literal[
     "mlp_out",
     "unembed",
 ]
-"""What a matrix is for; ``mlp_in`` covers the gate of SwiGLU, ``input`` is a net's first matrix."""
+"""What a matrix is for; ``mlp_in`` covers the gate of SwiGLU, ``input`` is a net's first matrix,
+``shortcut`` one on the skip path."""
 OUTPUT_ROLES: tuple[MatrixRole, ...] = ("attn_out", "mlp_out")
 """Matrices that project into the stream."""
 BRANCH_ROLES: tuple[MatrixRole, ...] = ("value", "attn_out", "mlp_in", "mlp_out")

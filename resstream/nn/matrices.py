@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from resstream.nn.initialisation import Depth, Initialisation, MatrixRole
@@ -24,6 +25,20 @@ class Table(nn.Embedding):
     def __init__(self, n_rows: int, width: int, *, role: MatrixRole) -> None:
         self.role: MatrixRole = role
         super().__init__(n_rows, width)
+
+
+class Filter(nn.Conv2d):
+    """A 3 x 3 convolution with a role, over ``[batch, height, width, channels]``."""
+
+    def __init__(self, n_in: int, n_out: int, *, role: MatrixRole, stride: int = 1) -> None:
+        self.role: MatrixRole = role
+        super().__init__(n_in, n_out, 3, stride=stride, padding=1, bias=False)
+
+    def forward(
+        self, input: Float[Tensor, "batch height width n_in"]
+    ) -> Float[Tensor, "batch new_height new_width n_out"]:
+        """Convolve; channels are the last axis before and after."""
+        return super().forward(input.movedim(-1, 1)).movedim(1, -1)
 
 
 class Drawing(Protocol):
@@ -54,7 +69,7 @@ def draw_(weight: Tensor, role: MatrixRole, config: Drawing) -> None:
 
 def initialise(module: nn.Module, config: Drawing) -> None:
     """Draw one module's own parameters as the config asks; its children are left alone."""
-    if isinstance(module, Matrix | Table):
+    if isinstance(module, Matrix | Table | Filter):
         # A tied unembedding is the embedding, and is drawn as that.
         if not (module.role == "unembed" and getattr(config, "tied", False)):
             draw_(module.weight, module.role, config)

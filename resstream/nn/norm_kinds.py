@@ -48,3 +48,7 @@ Norm = RmsNorm | LayerNorm
 NetNorm = RmsNorm | LayerNorm | BatchNorm
 RMS_NORM = RmsNorm()
 """RMSNorm with its usual epsilon."""
+LAYER_NORM = LayerNorm()
+"""LayerNorm with its usual epsilon."""
+BATCH_NORM = BatchNorm()
+"""BatchNorm with its usual constants."""

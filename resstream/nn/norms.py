@@ -1,6 +1,6 @@
 """How is the stream normed?  LayerNorm, RMSNorm and BatchNorm, in the dtype of what they get."""
 
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
 
+from resstream.nn.fusion import Ahead, Reader
 from resstream.nn.norm_kinds import BatchNorm, LayerNorm, NetNorm, RmsNorm
 
 
@@ -33,6 +34,7 @@ class StreamNorm(nn.Module):
             self.register_buffer("running_mean", torch.zeros(d_model))
             self.register_buffer("running_var", torch.ones(d_model))
         self.hook_normalized = HookPoint()
+        self._ahead: Ahead | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -44,7 +46,27 @@ class StreamNorm(nn.Module):
 
     def forward(self, stream: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Norm every position by itself (BatchNorm: every channel)."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.belongs_to(stream, self.weight):
+            return self.hook_normalized(ahead.normed)
         return self.hook_normalized(self._normed(stream))
+
+    def hand_ahead(self, stream: Tensor, normed: Tensor) -> None:
+        """Take the answer for `stream`, should it be asked for next, from a fused write."""
+        self._ahead = Ahead.of(stream, self.weight, normed)
+
+    def as_reader(self, dtype: torch.dtype) -> Reader | None:
+        """This norm as a fused write computes it, in `dtype`; None for those that it can't."""
+        match self.norm:
+            case RmsNorm(eps=eps):
+                return Reader("rms", self.weight, None, eps, dtype)
+            case LayerNorm(eps=eps):
+                return Reader("layer", self.weight, self.bias, eps, dtype)
+            case _:
+                return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ahead": None}  # a tensor of some past run is no state
 
     def _normed(self, stream: Tensor) -> Tensor:
         weight = None if self.weight is None else self.weight.to(stream.dtype)

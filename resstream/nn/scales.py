@@ -29,11 +29,14 @@ class WriteScale(nn.Module):
 
     is_scaled = False
     """True if something multiplies the branch; only then is there a scale hook."""
+    changes_read = False
+    """True if something is done to what the branch reads, behind the norm."""
 
     def __init__(self, skip_scale: float = 1.0, read_gain: float = 1.0) -> None:
         super().__init__()
         self.skip_scale = skip_scale
         self.read_gain = read_gain
+        self.changes_read = self.changes_read or read_gain != 1.0
 
     def forward(
         self, stream: Float[Tensor, "*batch d_read"], condition: Tensor | None = None
@@ -215,6 +218,7 @@ class ModulatedScale(WriteScale):
     """``x' = x + g * F(norm(x) * (1 + s) + b)`` with ``(s, b, g) = W silu(c) + bias``, both 0."""
 
     is_scaled = True
+    changes_read = True
 
     def __init__(self, d_model: int, d_condition: int) -> None:
         super().__init__()

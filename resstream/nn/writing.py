@@ -20,7 +20,7 @@ class WritingBlock(nn.Module):
 
         read   = read_gain * norm(x) + read_shift     ln1, ln2, ...
         branch = sublayer(read)                       hook_NAME_branch
-        branch = norm(branch)                         ln1_post, ln2_post
+        branch = branch_act(norm(branch))             ln1_post, ln2_post; branch_act in nets only
         write  = scale * branch                       hook_NAME_scale; hook_NAME_out is the write
         x      = skip * carried(x) + write
         x      = norm(x)                              ln1, ln2 (placement post)
@@ -37,6 +37,7 @@ class WritingBlock(nn.Module):
         self.norms_read = norms_read(plan.placement)
         self.norms_stream = norms_stream(plan.placement)
         self.dropout = nn.Dropout(plan.dropout)
+        self.branch_act: nn.Module | None = None
         self._make_norms(plan, plan.d_model if d_read is None else d_read)
         # A shared scale is registered once: a checkpoint must not hold one tensor under two names.
         owners = ("block",) if plan.rule.is_shared else plan.names
@@ -98,8 +99,61 @@ class WritingBlock(nn.Module):
         branch = self.dropout(self._hook(name, "branch")(branch))
         branch_norm = self._norm(name, "_post")
         branch = branch if branch_norm is None else branch_norm(branch.to(stream.dtype))
+        branch = applied(self.branch_act, branch)
         scale = terms.scale if terms.scale is None else self._hook(name, "scale")(terms.scale)
-        write = self._hook(name, "out")(scaled_write(branch, scale, stream))
         rule = self._scale(name)
-        stream = residual_write(rule.carried(stream), write, skip_scale=rule.skip(scale))
+        skip, stream = rule.skip(scale), rule.carried(stream)
+        if may_fuse(stream, self.fusion):
+            return self._write_fused(name, stream, branch, scale, skip)
+        write = self._hook(name, "out")(scaled_write(branch, scale, stream))
+        stream = residual_write(stream, write, skip_scale=skip)
         return applied(self._norm(name), stream) if self.norms_stream else stream
+
+    def _write_fused(
+        self,
+        name: str,
+        stream: Tensor,
+        branch: Tensor,
+        scale: Tensor | None,
+        skip: float | Tensor,
+    ) -> Tensor:
+        branch, scale = self._shown(name, branch, scale, stream)
+        norm = self._norm(name) if self.norms_stream else self._reading_norm(name)
+        assert norm is None or isinstance(norm, StreamNorm)
+        written, self.plans[name] = fuse(
+            stream,
+            branch,
+            scale=scale,
+            skip_scale=skip,
+            reader=None if norm is None else norm.as_reader(self._read_dtype(name, stream)),
+            fusion=self.fusion,
+        )
+        if written is None:
+            new = residual_write(stream, scaled_write(branch, scale, stream), skip_scale=skip)
+            return applied(norm, new) if self.norms_stream else new
+        if norm is None or written.normed is None:
+            return applied(norm, written.stream) if self.norms_stream else written.stream
+        if self.norms_stream:
+            return norm.hook_normalized(written.normed)
+        norm.hand_ahead(written.stream, written.normed)
+        return written.stream
+
+    def _shown(
+        self, name: str, branch: Tensor, scale: Tensor | None, stream: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Branch and scale of the write, after hooks of the write have seen it.
+
+        A write that they change, or whose gradient they may ask for, is itself the branch.
+        """
+        hook = self._hook(name, "out")
+        if not is_watched(hook):
+            return branch, scale
+        write = scaled_write(branch, scale, stream)
+        kept = write.clone() if write.is_inference() else None
+        version = 0 if kept is not None else write._version
+        seen = hook(write)
+        changed = (
+            not torch.equal(seen, kept) if kept is not None else seen._version != version
+        )
+        is_read_only = seen is write and not changed and not write.requires_grad
+        return (branch, scale) if is_read_only else (seen, None)
