@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
@@ -50,6 +51,10 @@ class Block(WritingBlock):
         read, terms = self._read("mlp", stream, condition)
         stream = self.hook_resid_post(self.write("mlp", written, self.mlp(read), terms))
         return stream if scores is None else (stream, scores)
+
+    def read_dtype(self, name: str) -> torch.dtype | None:
+        """The matrices' dtype, unless something is done to the normed stream first."""
+        return None if self._scale(name).changes_read else self.attn.o_proj.weight.dtype
 
     def _read(self, name: str, stream: Tensor, condition: Tensor | None) -> tuple[Tensor, Any]:
         read, terms = self.read(name, stream, condition)

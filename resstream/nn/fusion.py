@@ -36,23 +36,22 @@ class Ahead:
     stream: Tensor
     version: int
     weight: Tensor | None
-    weight_version: int
+    weight_version: int | None
     normed: Tensor
 
     @classmethod
     def of(cls, stream: Tensor, weight: Tensor | None, normed: Tensor) -> "Ahead | None":
         """What is handed on together with `stream` as it is now; None if a change would not show."""
-        if stream.is_inference():
+        version = version_of(stream)
+        if version is None:
             return None
-        return cls(stream, stream._version, weight, _version(weight), normed)
+        return cls(stream, version, weight, _version(weight), normed)
 
     def belongs_to(self, stream: Tensor, weight: Tensor | None) -> bool:
         """True if neither stream nor weight was replaced or changed since."""
         is_same = stream is self.stream and weight is self.weight
-        return is_same and (stream._version, _version(weight)) == (
-            self.version,
-            self.weight_version,
-        )
+        versions = self.version, self.weight_version
+        return is_same and (version_of(stream), _version(weight)) == versions
 
 
 class Reader(NamedTuple):
@@ -109,7 +108,6 @@ def fuse(
     scale: Tensor | None,
     skip_scale: float | Tensor,
     reader: Reader | None,
-    stats: bool,
     fusion: Fusion,
 ) -> tuple[ResidualWrite | None, Plan]:
     """One write and the norm of its reader in one pass; None where that is not to be.
@@ -120,7 +118,6 @@ def fuse(
         scale: Multiplies the branch.
         skip_scale: Multiplies the stream.
         reader: The norm behind the write.
-        stats: Whether the statistics of the write are wanted.
         fusion: What was asked for.
     """
     is_channels = scale is not None and scale.shape == stream.shape[-1:]
@@ -137,7 +134,6 @@ def fuse(
         norm=None if reader is None else reader.norm,
         out_dtype=branch.dtype if reader is None else reader.dtype,
         eps=1e-6 if reader is None else reader.eps,
-        stats=stats,
     )
     plan = plan_fused(operands, options, fusion)
     if plan is None:
@@ -147,11 +143,15 @@ def fuse(
         norm=options.norm,
         eps=options.eps,
         out_dtype=options.out_dtype,
-        stats=stats,
         impl=plan.impl,
     )
     return written, plan
 
 
-def _version(weight: Tensor | None) -> int:
-    return -1 if weight is None else weight._version
+def version_of(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None for those of inference mode, which don't say."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _version(weight: Tensor | None) -> int | None:
+    return None if weight is None else version_of(weight)

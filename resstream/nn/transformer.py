@@ -4,9 +4,9 @@ Sites have TransformerLens names, so `run_with_cache` and `run_with_hooks` of it
 work as on any TransformerLens model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,11 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from transformer_lens import HookedRootModule  # noqa: TID253  models are made of hook points
 from transformer_lens.hook_points import HookPoint  # noqa: TID253
 
+from resstream.kernels.dispatch import Plan
 from resstream.nn.attention import KeyValueCache, Turns, causal_mask, rotary_turns
 from resstream.nn.block import Block
 from resstream.nn.config import LearnedPositions, Rotary, TransformerConfig
+from resstream.nn.fusion import Fusion
 from resstream.nn.matrices import Matrix, Table, initialise
 from resstream.nn.norms import StreamNorm, applied
+from resstream.nn.variants import check_choice
 
 
 class ResidualTransformer(HookedRootModule):
@@ -99,8 +102,9 @@ class ResidualTransformer(HookedRootModule):
         context |= {"cache": cache}
         if condition is not None:
             context["condition"] = condition
-        for block in self.blocks:
-            output = self._run(block)(stream, **context)
+        for block, following in zip(self.blocks, self._following(), strict=True):
+            with block.handing_to(following):
+                output = self._run(block)(stream, **context)
             if isinstance(output, tuple):
                 stream, context["previous_scores"] = output
             else:
@@ -147,6 +151,38 @@ class ResidualTransformer(HookedRootModule):
         if self.config.causal:
             return mask & causal_mask(n_queries, padding.shape[1], padding.device)
         return mask.expand(-1, -1, n_queries, -1)
+
+    def _following(self) -> Iterator[nn.Module | None]:
+        """For each block the one to which it may hand a normed stream; a recomputed one must not."""
+        is_recomputed = self.gradient_checkpointing and self.training
+        for layer in range(1, len(self.blocks) + 1):
+            is_last = layer == len(self.blocks)
+            yield None if is_last or is_recomputed else self.blocks[layer]
+
+    def set_fusion(self, fusion: Fusion) -> None:
+        """Choose what adds a write and norms the stream behind it; see `resstream.nn.fusion`.
+
+        Args:
+            fusion: ``auto`` (the Triton kernel where it can run), ``off`` (separate operators),
+                ``torch`` (the kernel's definition) or ``triton``.
+
+        Raises:
+            ConfigError: It is none of them.
+        """
+        check_choice("fusion", fusion, get_args(Fusion))
+        for block in self.blocks:
+            block.fusion = fusion
+
+    def write_plans(self) -> dict[str, Plan]:
+        """What ran each write in the last forward, and why; by site of the write.
+
+        Empty where nothing could be fused (on a CPU, unless asked for).
+        """
+        return {
+            f"blocks.{layer}.hook_{name}_out": plan
+            for layer, block in enumerate(self.blocks)
+            for name, plan in block.plans.items()
+        }
 
     def _run(self, block: nn.Module) -> Callable[..., Any]:
         if not (self.gradient_checkpointing and self.training):

@@ -1,11 +1,16 @@
 """How does a sublayer read from the stream and write into it?  The part that all blocks share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
 
+from resstream.kernels.dispatch import Plan
+from resstream.nn.fusion import Fusion, fuse, is_watched, may_fuse, version_of
 from resstream.nn.norms import StreamNorm, applied
 from resstream.nn.placements import norms_branch, norms_read, norms_stream
 from resstream.nn.plan import WritePlan
@@ -38,6 +43,11 @@ class WritingBlock(nn.Module):
         self.norms_stream = norms_stream(plan.placement)
         self.dropout = nn.Dropout(plan.dropout)
         self.branch_act: nn.Module | None = None
+        self.fusion: Fusion = "auto"
+        """Whether a write and the norm behind it are one operation; see `resstream.nn.fusion`."""
+        self.plans: dict[str, Plan] = {}
+        """What ran each write last, and why, where fusion was possible."""
+        self._following: tuple[StreamNorm, torch.dtype | None] | None = None
         self._make_norms(plan, plan.d_model if d_read is None else d_read)
         # A shared scale is registered once: a checkpoint must not hold one tensor under two names.
         owners = ("block",) if plan.rule.is_shared else plan.names
@@ -149,11 +159,52 @@ class WritingBlock(nn.Module):
         if not is_watched(hook):
             return branch, scale
         write = scaled_write(branch, scale, stream)
-        kept = write.clone() if write.is_inference() else None
-        version = 0 if kept is not None else write._version
+        version = version_of(write)
         seen = hook(write)
-        changed = (
-            not torch.equal(seen, kept) if kept is not None else seen._version != version
-        )
-        is_read_only = seen is write and not changed and not write.requires_grad
-        return (branch, scale) if is_read_only else (seen, None)
+        is_as_it_was = seen is write and version is not None and version == version_of(seen)
+        return (branch, scale) if is_as_it_was and not write.requires_grad else (seen, None)
+
+    def _reading_norm(self, name: str) -> nn.Module | None:
+        """The norm that reads the stream behind write `name`, if it may be given its answer."""
+        if name == self.names[-1]:
+            return self._following[0] if self._following else None
+        between = getattr(self, "hook_resid_mid", None)
+        if between is None or not self.norms_read:
+            return None
+        may_hand = not (torch.is_grad_enabled() and is_watched(between))
+        return self._norm(self.names[self.names.index(name) + 1]) if may_hand else None
+
+    def _read_dtype(self, name: str, stream: Tensor) -> torch.dtype:
+        """Dtype in which the norm behind write `name` is read."""
+        if self.norms_stream:
+            return stream.dtype
+        if name == self.names[-1]:
+            return (self._following[1] if self._following else None) or stream.dtype
+        return self.read_dtype(self.names[self.names.index(name) + 1]) or stream.dtype
+
+    def read_dtype(self, name: str) -> torch.dtype | None:
+        """Dtype to which what sublayer `name` reads is rounded at once; None: the stream's."""
+        del name
+        return None
+
+    @contextmanager
+    def handing_to(self, following: "WritingBlock | None") -> Iterator[None]:
+        """Let the last write give the first norm of the block behind its answer, meanwhile.
+
+        Nothing is handed on where a hook may ask for the gradient of the stream between them.
+        """
+        self._following = None if following is None else self._first_reader(following)
+        try:
+            yield
+        finally:
+            self._following = None
+
+    def _first_reader(
+        self, following: "WritingBlock"
+    ) -> tuple[StreamNorm, torch.dtype | None] | None:
+        between = (self, self.hook_resid_post, following, following.hook_resid_pre)
+        if not following.norms_read or (torch.is_grad_enabled() and is_watched(*between)):
+            return None
+        first = following.names[0]
+        norm, dtype = following._norm(first), following.read_dtype(first)
+        return (norm, dtype) if isinstance(norm, StreamNorm) else None
