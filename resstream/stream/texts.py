@@ -82,6 +82,15 @@ class Corpus:
             random=self.random,
         )
 
+    def every(self, step: int, *, first: int = 0) -> "Corpus":
+        """Every `step`-th sequence, from number `first` on."""
+        return Corpus(
+            sequences=self.sequences[first::step],
+            documents=self.documents[first::step],
+            description=f"{self.description}, every {step} from {first}",
+            random=self.random,
+        )
+
     def batches(self, max_tokens: int = 1024) -> Iterator[Batch]:
         """Batches of equal length, in order of length, of at most `max_tokens` (one at least)."""
         by_length: dict[int, list[int]] = {}
@@ -200,7 +209,7 @@ def _read(model: "StreamModel", texts: Any) -> tuple[list[str], str]:
     if texts is None:
         return _default_text(model)
     if isinstance(texts, Path) or (isinstance(texts, str) and texts.endswith(_SUFFIXES)):
-        return _read_file(Path(texts)), Path(texts).name
+        return read_documents(Path(texts)), Path(texts).name
     if isinstance(texts, str):
         return [texts], "a string"
     return list(texts), f"{len(texts)} strings"
@@ -210,12 +219,22 @@ def _default_text(model: "StreamModel") -> tuple[list[str], str]:
     assets = files("resstream.stream") / "assets"
     if model.name.partition(":")[0] == "demo":
         with as_file(assets / "demo" / "sample.jsonl") as file:
-            return _read_file(file), "held-out stories of the demo"
-    text = (assets / "the_verdict.txt").read_text("utf-8")
-    return [text], "The Verdict (Edith Wharton, 1908)"
+            return read_documents(file), "held-out stories of the demo"
+    return default_documents()
 
 
-def _read_file(path: Path) -> list[str]:
+def default_documents() -> tuple[list[str], str]:
+    """The text that comes with resstream, as documents, and what it is in a phrase."""
+    file = files("resstream.stream") / "assets" / "the_verdict.txt"
+    return [file.read_text("utf-8")], "The Verdict (Edith Wharton, 1908)"
+
+
+def read_documents(path: Path) -> list[str]:
+    """The documents of a ``.txt`` (one), ``.jsonl`` or ``.parquet`` file (one a row).
+
+    Raises:
+        TextError: The file can't be read, or is of another kind.
+    """
     if path.suffix not in _SUFFIXES:
         raise TextError(f"a text file must end in {', '.join(_SUFFIXES)}, got {path}")
     try:
