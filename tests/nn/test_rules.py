@@ -289,7 +289,7 @@ def test_admin_omegas_are_the_variances_so_far():
     model = native(rule=Admin())
     omegas = profile_admin_(model, some_tokens())
     assert len(omegas) == 6
-    assert all(later > earlier for earlier, later in zip(omegas, omegas[1:], strict=False))
+    assert list(omegas) == sorted(omegas)
     plain = native(rule=Admin())
     _, cache = plain.run_with_cache(some_tokens())
     names = [f"blocks.{i}.hook_{name}_branch" for i in range(3) for name in ("attn", "mlp")]
