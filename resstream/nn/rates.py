@@ -8,17 +8,21 @@ from resstream.nn.matrices import Drawing
 from resstream.nn.norms import HeadScale, ScalarBias, StreamNorm
 from resstream.nn.rule import Part
 from resstream.nn.scales import WriteScale
-
-_OUTSIDE = ("embed", "positions", "input", "unembed")
+from resstream.nn.writing import WritingBlock
 
 
 def part_of(module: nn.Module, name: str) -> Part:
-    """The group to which parameter `name` of `module` belongs."""
+    """The group to which parameter `name` of a `module` in a block belongs, gates apart."""
     if isinstance(module, StreamNorm | HeadScale):
         return "norm"
-    if getattr(module, "role", None) in _OUTSIDE:
-        return "embed"
     return "bias" if isinstance(module, ScalarBias) or name == "bias" else "matrix"
+
+
+def _within(model: nn.Module, kind: type[nn.Module]) -> set[nn.Module]:
+    """All modules of that kind, and those inside them."""
+    return {
+        part for whole in model.modules() if isinstance(whole, kind) for part in whole.modules()
+    }
 
 
 def parameter_groups(
@@ -28,7 +32,7 @@ def parameter_groups(
 
     Only matrices and embeddings decay.  The learning rate of a group is `learning_rate` times the
     rule's `rate_gain`: a tenth for Fixup's biases and multipliers, a power of the depth for
-    Depth-muP and CompleteP.
+    Depth-muP and CompleteP.  What lies outside the blocks counts as embedding.
 
     Args:
         model: A native model, or what wraps one.
@@ -41,16 +45,21 @@ def parameter_groups(
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     seen: set[nn.Parameter] = set()
-    inside = {part for scale in model.modules() if isinstance(scale, WriteScale) for part in
-              scale.modules()}  # fmt: skip
+    scales, blocks = _within(model, WriteScale), _within(model, WritingBlock)
+
+    def part(module: nn.Module, name: str) -> Part:
+        if module not in blocks:
+            return "embed"
+        return "scale" if module in scales else part_of(module, name)
+
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            part: Part = "scale" if module in inside else part_of(module, name)
-            decay = weight_decay if part in ("matrix", "embed") and name != "bias" else 0.0
-            rate = learning_rate * config.rule.rate_gain(part, config.depth)
+            is_matrix = parameter.ndim > 1 and module not in scales
+            decay = weight_decay if is_matrix else 0.0
+            rate = learning_rate * config.rule.rate_gain(part(module, name), config.depth)
             groups.setdefault((rate, decay), []).append(parameter)
     return [
         {"params": parameters, "lr": rate, "weight_decay": decay}
