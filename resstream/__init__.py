@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigError,
         DiscoveryError,
+        NonFiniteError,
         OutputError,
         ResstreamError,
         ResultError,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from resstream.stream.faults import inject
     from resstream.stream.loading import load
     from resstream.stream.model import StreamModel
+    from resstream.train.monitor import Monitor
 
 __version__ = "0.1.0"
 
@@ -73,6 +75,8 @@ _FACE = {
     "GradientResult": "resstream.analysis.gradients",
     "LensProfileResult": "resstream.analysis.lens_profile",
     "LogitLensResult": "resstream.analysis.logit_lens",
+    "Monitor": "resstream.train.monitor",
+    "NonFiniteError": "resstream.errors",
     "OutputError": "resstream.errors",
     "PatchResult": "resstream.analysis.patch_result",
     "PathPatchResult": "resstream.analysis.path_patching",
@@ -126,6 +130,8 @@ __all__ = [
     "GradientResult",
     "LensProfileResult",
     "LogitLensResult",
+    "Monitor",
+    "NonFiniteError",
     "OutputError",
     "PatchResult",
     "PathPatchResult",

@@ -26,6 +26,7 @@ from resstream_cli.record import record
 from resstream_cli.report import report
 from resstream_cli.similarity import similarity
 from resstream_cli.tables import printable
+from resstream_cli.train import train
 
 _UsageError: Any = typer.BadParameter.__base__
 """Typer brings its own click, and shows only this subclass of its usage errors."""
@@ -93,6 +94,7 @@ for _verb in (
     attribute,
     similarity,
     profile,
+    train,
     report,
 ):
     app.command(cls=_Verb)(_verb)

@@ -1,6 +1,6 @@
 """How does a number change while a model trains: by layer, or as one line?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from resstream.figures.axes import MOST_LABELS, log_axis
 from resstream.figures.heatmap import colour_axis
 from resstream.figures.labels import axis_title, escape_label, thinned
+from resstream.figures.profile import Series
 from resstream.figures.theme import SEQUENTIAL, new_figure, series_colour
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _ROW_PIXELS = 13
 _COLOUR_BAR_PIXELS = 14
 _STEP_TITLE = "step"
 _FEWEST_TICKS = 3
+_FEW_POINTS = 30
 
 
 def layer_step_heatmap(
@@ -71,18 +73,12 @@ def layer_step_heatmap(
 
 
 def step_lines(
-    lines: Mapping[str, Float[np.ndarray, " step"]],
-    steps: Int[np.ndarray, " step"],
-    *,
-    value_title: str,
-    log: bool = False,
-    title: str | None = None,
+    lines: Sequence[Series], *, value_title: str, log: bool = False, title: str | None = None
 ) -> "go.Figure":
-    """Draw lines over the steps of a training run.
+    """Draw lines over the steps of a training run; lines of few points have markers.
 
     Args:
-        lines: The lines by their names.
-        steps: The step of each point.
+        lines: The lines; `Series.at` is the step.
         value_title: What is on the y axis, with its unit.
         log: Logarithmic y axis.
         title: Title of the figure; a page has its own.
@@ -91,17 +87,17 @@ def step_lines(
         The figure.
     """
     figure = new_figure(title)
-    for index, (name, values) in enumerate(lines.items()):
+    for index, line in enumerate(lines):
         figure.add_scatter(
-            x=steps,
-            y=np.where(np.isfinite(values), values, np.nan),
-            mode="lines",
-            name=escape_label(name),
-            line={"color": series_colour(name, index), "width": 1.6},
-            hovertemplate=f"step %{{x}} · {escape_label(name)}: %{{y:.4g}}<extra></extra>",
+            x=line.places,
+            y=np.where(np.isfinite(line.values), line.values, np.nan),
+            mode="lines" if len(line.values) > _FEW_POINTS else "lines+markers",
+            name=escape_label(line.name),
+            line={"color": series_colour(line.name, index), "width": 1.6},
+            hovertemplate=f"step %{{x}} · {escape_label(line.name)}: %{{y:.4g}}<extra></extra>",
         )
-    axis: dict[str, Any] = log_axis(np.concatenate(list(lines.values()))) if log else {}
-    figure.update_yaxes(axis, title_text=axis_title(value_title))
+    values = np.concatenate([line.values for line in lines])
+    figure.update_yaxes(log_axis(values) if log else {}, title_text=axis_title(value_title))
     figure.update_xaxes(title_text=_STEP_TITLE)
     figure.update_layout(showlegend=len(lines) > 1)
     return figure

@@ -24,12 +24,14 @@ _PAGES = {
     "resstream.gradients": "profiled:profile_page",
     "resstream.lens_profile": "lensed:lens_profile_page",
     "resstream.logit_lens": "lensed:lens_page",
+    "resstream.monitor": "trained:monitor_page",
     "resstream.patch": "patched:patch_page",
     "resstream.path_patch": "patched:path_patch_page",
     "resstream.precision": "profiled:profile_page",
     "resstream.ranks": "profiled:profile_page",
     "resstream.record": "pages:record_page",
     "resstream.similarity": "lensed:similarity_page",
+    "resstream.train": "trained:training_page",
     "resstream.tuned_lens": "lensed:tuned_lens_page",
 }
 """Schema without its version -> what makes its page, in this room."""

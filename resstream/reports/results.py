@@ -20,11 +20,13 @@ _KINDS = {
     "resstream.lens_profile/1": "resstream.analysis.lens_profile:LensProfileResult",
     "resstream.logit_lens/1": "resstream.analysis.logit_lens:LogitLensResult",
     "resstream.patch/1": "resstream.analysis.patch_result:PatchResult",
+    "resstream.monitor/1": "resstream.train.recording:TrainingRecording",
     "resstream.path_patch/1": "resstream.analysis.path_patching:PathPatchResult",
     "resstream.precision/1": "resstream.analysis.precision:PrecisionResult",
     "resstream.ranks/1": "resstream.analysis.ranks:RankResult",
     "resstream.record/1": "resstream.recording.result:Recording",
     "resstream.similarity/1": "resstream.analysis.similarity:SimilarityResult",
+    "resstream.train/1": "resstream.train.result:TrainingResult",
     "resstream.tuned_lens/1": "resstream.analysis.tuned_lens:TunedLensResult",
 }
 """Schema -> where its class is."""

@@ -25,8 +25,9 @@ class Monitor(TrainerCallback):
     """Records every step of a training run: writes, stream, scales, gradients, the first bad value.
 
     Works on any model whose stream can be discovered, native or not, and changes nothing in the
-    run.  The series grows on disk (`resstream.train.series`), so that memory does not; at the end it
-    is saved as a `TrainingRecording`, which `resstream.load_result` and ``resstream report`` read.
+    run.  The series grows on disk (`resstream.train.series`), so that memory does not; at the end
+    it is saved as a `TrainingRecording`, which `resstream.load_result` and ``resstream report``
+    read.
 
     Args:
         directory: Where the series goes; ``monitor`` in the output directory of Trainer if None.

@@ -155,12 +155,6 @@ class TrainingRecording(Result):
             signed=metric in _SIGNED,
         )
 
-    def plot_loss(self) -> "go.Figure":
-        """Loss over the steps."""
-        from resstream.figures.steps import step_lines
-
-        return step_lines({"loss": self.loss}, self.steps, value_title="loss, nats per token")
-
 
 def read_recording(
     directory: str | Path, provenance: Provenance, *, most: int = MOST_POINTS

@@ -275,9 +275,10 @@ class ScaleWatch:
 
 
 def _sums_of_writes(model: StreamModel) -> dict[str, tuple[str, int, float]]:
-    """Points between two writes that need no hook: stream before, first write, weight of the former.
+    """Points between two writes that need no hook.
 
-    Hooking them would make the sum of whole tensors once more.
+    Each with the site of the stream before, the first write, and the weight of the
+    former.  Hooking them would make the sum of whole tensors once more.
     """
     found: dict[str, tuple[str, int, float]] = {}
     n_writes = 0
