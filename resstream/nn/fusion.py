@@ -41,7 +41,7 @@ class Ahead:
 
     @classmethod
     def of(cls, stream: Tensor, weight: Tensor | None, normed: Tensor) -> "Ahead | None":
-        """What is handed on together with `stream` as it is now; None if a change would not show."""
+        """What is handed on with `stream` as it is now; None if a change would not show."""
         version = version_of(stream)
         if version is None:
             return None
@@ -149,7 +149,7 @@ def fuse(
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """How often a tensor was changed in place; None for those of inference mode, which don't say."""
+    """How often a tensor was changed in place; None in inference mode, which does not count."""
     return None if tensor.is_inference() else tensor._version
 
 

@@ -153,7 +153,7 @@ class ResidualTransformer(HookedRootModule):
         return mask.expand(-1, -1, n_queries, -1)
 
     def _following(self) -> Iterator[nn.Module | None]:
-        """For each block the one to which it may hand a normed stream; a recomputed one must not."""
+        """For each block the one that it may hand a normed stream; a recomputed one must not."""
         is_recomputed = self.gradient_checkpointing and self.training
         for layer in range(1, len(self.blocks) + 1):
             is_last = layer == len(self.blocks)
