@@ -54,6 +54,10 @@ class Ahead:
         return is_same and (version_of(stream), _version(weight)) == versions
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where torch keeps the hooks of a module; it has no public question for them."""
+
+
 class Reader(NamedTuple):
     """The norm that reads a stream, as the fused write needs it."""
 
@@ -67,14 +71,8 @@ class Reader(NamedTuple):
 
 def is_watched(*modules: nn.Module | None) -> bool:
     """True if somebody hooked one of `modules`."""
-    return any(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        for module in modules
-        if module is not None
-    )
+    there = [module for module in modules if module is not None]
+    return any(getattr(module, kind) for module in there for kind in _HOOKS)
 
 
 def may_fuse(stream: Tensor, fusion: Fusion) -> bool:

@@ -102,7 +102,7 @@ class ResidualTransformer(HookedRootModule):
         context |= {"cache": cache}
         if condition is not None:
             context["condition"] = condition
-        for block, following in zip(self.blocks, self._following(), strict=True):
+        for block, following in zip(self._stack(), self._following(), strict=True):
             with block.handing_to(following):
                 output = self._run(block)(stream, **context)
             if isinstance(output, tuple):
@@ -152,12 +152,17 @@ class ResidualTransformer(HookedRootModule):
             return mask & causal_mask(n_queries, padding.shape[1], padding.device)
         return mask.expand(-1, -1, n_queries, -1)
 
-    def _following(self) -> Iterator[nn.Module | None]:
+    def _stack(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
+    def _following(self) -> Iterator[Block | None]:
         """For each block the one that it may hand a normed stream; a recomputed one must not."""
         is_recomputed = self.gradient_checkpointing and self.training
-        for layer in range(1, len(self.blocks) + 1):
-            is_last = layer == len(self.blocks)
-            yield None if is_last or is_recomputed else self.blocks[layer]
+        for block in list(self._stack())[1:]:
+            yield None if is_recomputed else block
+        yield None
 
     def set_fusion(self, fusion: Fusion) -> None:
         """Choose what adds a write and norms the stream behind it; see `resstream.nn.fusion`.
@@ -170,7 +175,7 @@ class ResidualTransformer(HookedRootModule):
             ConfigError: It is none of them.
         """
         check_choice("fusion", fusion, get_args(Fusion))
-        for block in self.blocks:
+        for block in self._stack():
             block.fusion = fusion
 
     def write_plans(self) -> dict[str, Plan]:
@@ -180,7 +185,7 @@ class ResidualTransformer(HookedRootModule):
         """
         return {
             f"blocks.{layer}.hook_{name}_out": plan
-            for layer, block in enumerate(self.blocks)
+            for layer, block in enumerate(self._stack())
             for name, plan in block.plans.items()
         }
 
