@@ -21,12 +21,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[Path, ...], BeforeValidator(_listed)]
+
+
 class Text(_Section):
     """What is read; files are .txt (one document), .jsonl or .parquet (one a row, ``text``)."""
 
-    files: tuple[Path, ...] | None = None
+    files: Files | None = None
     """None: the text that comes with resstream, which is enough to try things out."""
-    validation: tuple[Path, ...] | None = None
+    validation: Files | None = None
     """Files that are only measured on; None: the end of `files`."""
     validation_share: Annotated[float, Field(ge=0.0, le=0.5)] = 0.05
     """How much of `files` is kept for that, where there is no `validation`; 0: nothing is."""
