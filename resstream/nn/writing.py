@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint  # noqa: TID253  models are made of hook points
@@ -16,6 +17,9 @@ from resstream.nn.placements import norms_branch, norms_read, norms_stream
 from resstream.nn.plan import WritePlan
 from resstream.nn.scales import WriteScale, WriteTerms
 from resstream.nn.write import residual_write, scaled_write
+
+
+Part = Literal["branch", "scale", "out", "stats"]
 
 
 class WritingBlock(nn.Module):
@@ -41,7 +45,7 @@ class WritingBlock(nn.Module):
         self.names = plan.names
         self.norms_read = norms_read(plan.placement)
         self.norms_stream = norms_stream(plan.placement)
-        self.dropout = nn.Dropout(plan.dropout)
+        self.dropout = plan.dropout
         self.branch_act: nn.Module | None = None
         self.fusion: Fusion = "auto"
         """Whether a write and the norm behind it are one operation; see `resstream.nn.fusion`."""
@@ -72,7 +76,7 @@ class WritingBlock(nn.Module):
         self.hook_resid_pre, self.hook_resid_post = HookPoint(), HookPoint()
         for name in self.names:
             parts = ("branch", "scale", "out") if self._scale(name).is_scaled else ("branch", "out")
-            for part in parts:
+            for part in (*parts, "stats"):  # the last fires where a fused write measures itself
                 self.add_module(f"hook_{name}_{part}", HookPoint())
 
     def _scale(self, name: str) -> WriteScale:
@@ -83,7 +87,7 @@ class WritingBlock(nn.Module):
     def _norm(self, name: str, suffix: Literal["", "_post"] = "") -> nn.Module | None:
         return getattr(self, f"ln{self.names.index(name) + 1}{suffix}")
 
-    def _hook(self, name: str, part: Literal["branch", "scale", "out"]) -> nn.Module:
+    def _hook(self, name: str, part: Part) -> nn.Module:
         return self.get_submodule(f"hook_{name}_{part}")
 
     def read(
@@ -106,7 +110,9 @@ class WritingBlock(nn.Module):
         terms: WriteTerms,
     ) -> Float[Tensor, "*batch d_model"]:
         """The stream behind the write of sublayer `name`."""
-        branch = self.dropout(self._hook(name, "branch")(branch))
+        branch = self._hook(name, "branch")(branch)
+        # No module: a shared one would be called once per write, and hide whose branch it gives.
+        branch = F.dropout(branch, self.dropout, self.training) if self.dropout else branch
         branch_norm = self._norm(name, "_post")
         branch = branch if branch_norm is None else branch_norm(branch.to(stream.dtype))
         branch = applied(self.branch_act, branch)
@@ -136,11 +142,14 @@ class WritingBlock(nn.Module):
             scale=scale,
             skip_scale=skip,
             reader=None if norm is None else norm.as_reader(self._read_dtype(name, stream)),
+            stats=is_watched(self._hook(name, "stats")),
             fusion=self.fusion,
         )
         if written is None:
             new = residual_write(stream, scaled_write(branch, scale, stream), skip_scale=skip)
             return applied(norm, new) if self.norms_stream else new
+        if written.stats is not None:
+            self._hook(name, "stats")(written.stats)
         if norm is None or written.normed is None:
             return applied(norm, written.stream) if self.norms_stream else written.stream
         if self.norms_stream:

@@ -51,6 +51,7 @@ def discover(module: nn.Module, caller: Caller, *, name: str) -> Discovery:
         templates = [seen[f"{path}.{i}"][0].output for i in range(len(blocks))]
         skeleton = Skeleton(module, blocks, templates, caller)
         error = _replay_error(caller, blocks, skeleton, output)
+        _check_one_stream(seen, path, caller, blocks)
         width = calls[0].stream.shape[-1]
         specs = tuple(
             describe_block(layer, f"{path}.{layer}", block, call)
@@ -145,6 +146,47 @@ def _hands_on(runs: Any) -> bool:
             return False
         before = after
     return before is not None
+
+
+def _check_one_stream(
+    seen: dict[str, list[_Seen]], path: str, caller: Caller, blocks: tuple[nn.Module, ...]
+) -> None:
+    """Refuse blocks that hand on more than the stream, where that depends on what the model reads.
+
+    What is the same for other inputs, such as a position bias, passes: the replay has it from the
+    probe.
+    """
+    beside = _handed_beside(seen, path, len(blocks))
+    if beside is None:
+        return
+    layer, index, name = beside
+    outputs: list[Any] = []
+    handle = blocks[layer].register_forward_hook(lambda *call: outputs.append(call[-1]))
+    try:
+        caller(caller.example.flip(-1))
+    finally:
+        handle.remove()
+    if not same_tensor(seen[f"{path}.{layer}"][0].output[index], outputs[0][index]):
+        raise DiscoveryError(
+            f"the modules of {path!r} hand on {name!r} beside the stream: resstream needs blocks "
+            "that hand on one stream"
+        )
+
+
+def _handed_beside(
+    seen: dict[str, list[_Seen]], path: str, n_blocks: int
+) -> tuple[int, int, str] | None:
+    """What a block returns beside the stream and the next one takes: block, place, argument."""
+    for layer in range(n_blocks - 1):
+        output, call = seen[f"{path}.{layer}"][0].output, _seen_call(seen[f"{path}.{layer + 1}"][0])
+        if not isinstance(output, tuple | list):
+            continue
+        arguments = {**dict(enumerate(call.args)), **call.kwargs}
+        for name, given in arguments.items():
+            for index, value in enumerate(output[1:], start=1):
+                if isinstance(value, Tensor) and given is value:
+                    return layer, index, str(name)
+    return None
 
 
 def _replay_error(
