@@ -20,6 +20,7 @@ from resstream_cli.profile import profile
 from resstream_cli.record import record
 from resstream_cli.report import report
 from resstream_cli.similarity import similarity
+from resstream_cli.train import train
 
 VERBS: dict[str, Callable[..., None]] = {
     "ablate": ablate,
@@ -33,6 +34,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "record": record,
     "report": report,
     "similarity": similarity,
+    "train": train,
 }
 OWN = {
     # What the library has no parameter for, or calls otherwise.
@@ -43,7 +45,7 @@ OWN = {
     "answer", "clean", "corrupted", "pairs", "plan", "resume", "wrong",
     # What is read, and how, has other names or no one function behind it.
     "batch_tokens", "n_tokens", "prompt", "reading", "runs", "target",
-    "train", "tuned",
+    "steps", "train", "tuned",
 }  # fmt: skip
 
 
@@ -70,6 +72,7 @@ def functions(verb: str) -> list[Callable[..., Any]]:
     from resstream.analysis.logit_lens import logit_lens
     from resstream.analysis.ranks import ranks
     from resstream.analysis.similarity import similarity as compare
+    from resstream.train.training import run_training
 
     named: dict[str, list[Callable[..., Any]]] = {
         "attribute": [direct_logit_attribution],
@@ -78,6 +81,7 @@ def functions(verb: str) -> list[Callable[..., Any]]:
         "profile": [ranks],
         "report": [],
         "similarity": [compare],
+        "train": [run_training],
     }
     return named[verb] if verb in named else [getattr(rs, verb)]
 
@@ -85,6 +89,8 @@ def functions(verb: str) -> list[Callable[..., Any]]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_defaults_agree(verb: str) -> None:
     known = library(verb)
+    if verb == "train":  # its options stand for what the configuration says
+        known |= dict.fromkeys(("seed", "text", "dtype"))
     for name, default in defaults(VERBS[verb]).items():
         if name not in OWN:
             assert name in known, f"--{name} of {verb} means nothing to the library"

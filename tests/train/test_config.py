@@ -1,4 +1,4 @@
-"""Does a configuration mean what it says, and is all else refused, by key, value and the allowed?"""
+"""Does a configuration mean what it says, and is all else refused in one line that helps?"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Do Trainer, accelerate, the Auto classes, generate and PEFT work on the native model unchanged?"""
+"""Do Trainer, accelerate, Auto classes, generate and PEFT work on the native model unchanged?"""
 
 import pytest
 import torch
