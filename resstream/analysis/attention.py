@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from resstream.analysis.attribution_parts import n_heads
 from resstream.errors import UnsupportedModelError
@@ -168,11 +169,60 @@ def _from_library(model: StreamModel, tokens: Tensor) -> list[Tensor]:
         with _eager(model.module):
             output = model.module(tokens, output_attentions=True, use_cache=False)
     except TypeError as err:
-        raise UnsupportedModelError(
-            f"{model.name} does not give attention patterns: {err}"
-        ) from err
+        found = _from_torch(model, tokens)
+        if not found:
+            raise UnsupportedModelError(
+                f"{model.name} does not give attention patterns: {err}"
+            ) from err
+        return found
     patterns = getattr(output, "attentions", None) or ()
     return [pattern for pattern in patterns if isinstance(pattern, Tensor)]
+
+
+def _from_torch(model: StreamModel, tokens: Tensor) -> list[Tensor]:
+    """Patterns of a model that attends through torch's fused function, which gives none itself."""
+    with _Watching() as watched:
+        model.forward(tokens)
+    return watched.patterns
+
+
+class _Watching(TorchFunctionMode):
+    """Computes the pattern of each fused attention that runs while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patterns: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.patterns.append(_fused_pattern(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _fused_pattern(  # noqa: PLR0913  (torch's own arguments)
+    query: Float[Tensor, "batch head query d_head"],
+    key: Float[Tensor, "batch kv_head key d_head"],
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Float[Tensor, "batch head query key"]:
+    """What ``scaled_dot_product_attention`` weighs the values with; its arguments are torch's."""
+    del value, dropout_p
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1)
 
 
 @contextmanager

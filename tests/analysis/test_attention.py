@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import resstream as rs
-from resstream.analysis.attention import AttentionResult, attention
+from resstream.analysis.attention import AttentionResult, _fused_pattern, attention
 from resstream.errors import UnsupportedModelError
 from tests.analysis import families
 
@@ -67,3 +67,29 @@ def test_round_trip():
     assert again.is_dormant.dtype == bool
     assert len(result.to_dataframe()) == 3 * 4
     assert result.plot().data
+
+
+@pytest.mark.parametrize("form", ["causal", "mask", "added", "grouped"])
+def test_the_pattern_of_fused_attention_is_what_it_weighs_with(form):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 6, 8, generator=generator)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    options = {
+        "causal": {"is_causal": True},
+        "mask": {"attn_mask": mask, "scale": 0.3},
+        "added": {"attn_mask": torch.randn(6, 6, generator=generator)},
+        "grouped": {"is_causal": True, "enable_gqa": True},
+    }[form]
+    if form == "grouped":
+        key, value = key[:, :2], value[:, :2]
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+    pattern = _fused_pattern(query, key, value, **options)
+    wide = value.repeat_interleave(4 // value.shape[1], dim=1)
+    torch.testing.assert_close(pattern @ wide, out)
+
+
+def test_the_native_model_is_read(demo):
+    result = attention(demo, demo.tokenizer("Once upon a time", return_tensors="pt")["input_ids"])
+    assert result.entropy.shape == (8, 4)
+    assert np.isfinite(result.entropy).all()
+    assert ((result.first_share > 0) & (result.first_share <= 1)).all()
