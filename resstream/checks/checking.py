@@ -5,10 +5,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from resstream.checks.comparison import compare, reference_findings
 from resstream.checks.engine import Case, Progress
 from resstream.checks.experiments import Lab
 from resstream.checks.readings import Readings
 from resstream.checks.registry import active_codes
+from resstream.checks.remedies import Candidate, Clinic, with_best_fix
+from resstream.checks.repairs import Weights
 from resstream.checks.report import (
     SEVERITIES,
     CheckReport,
@@ -35,6 +38,8 @@ def check(  # noqa: PLR0913  (all but the first two are options)
 ) -> CheckReport:
     """Look for writes that are collapsed or pollute the stream, and prove what is found.
 
+    Nothing is changed in the model; `check_and_fix` also gives the weights that repair it.
+
     Args:
         model: A model of tokens with logits.
         texts: What it reads (see `resstream.stream.texts.read_corpus`), or a corpus made of it.
@@ -50,6 +55,34 @@ def check(  # noqa: PLR0913  (all but the first two are options)
         ConfigError: An unknown code, or a reference of another shape.
         TextError: The text can't be used.
     """
+    report, _ = check_and_fix(
+        model,
+        texts,
+        reference=reference,
+        select=select,
+        ignore=ignore,
+        remedies=remedies,
+        seed=seed,
+        progress=progress,
+    )
+    return report
+
+
+def check_and_fix(  # noqa: PLR0913
+    model: StreamModel,
+    texts: Texts | Corpus = None,
+    *,
+    reference: StreamModel | None = None,
+    select: str | Collection[str] | None = None,
+    ignore: str | Collection[str] | None = None,
+    remedies: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[CheckReport, Weights]:
+    """`check`, and the parameters that the best fixes of all findings give together.
+
+    Takes and raises what `check` does; see `resstream.checks.remedies.export_fix` for the weights.
+    """
     active = active_codes(select, ignore)
     if model.spec.d_vocab is None:
         raise UnsupportedModelError(
@@ -61,17 +94,34 @@ def check(  # noqa: PLR0913  (all but the first two are options)
     case = Case(
         model=model, corpus=corpus, lab=lab, active=active, progress=progress or (lambda *_: None)
     )
-    findings = rank(case.solve())
-    return CheckReport(
+    findings = case.solve()
+    if reference is not None:
+        compared = compare(model, reference, corpus, seed=seed)
+        findings = reference_findings(compared, active) + findings
+    findings = rank(findings)
+    clinic = Clinic(
+        model=model,
+        corpus=corpus,
+        table=case.weights,
+        known={
+            key: Candidate(label=trial.label, weights=dict(trial.weights))
+            for key, trial in case.repairs.items()
+        },
+        reference=reference,
+    )
+    trials = clinic.treat(findings) if remedies and lab.readable else []
+    report = CheckReport(
         provenance=provenance_of(model, corpus.description, corpus.hash, seed=seed),
         model=model.name,
         text=corpus.description,
         verdict=verdict_of(findings),
-        findings=tuple(findings),
+        findings=tuple(with_best_fix(findings, trials)),
         base_loss=lab.base_loss,
         writes=_rows(case.readings, case.estimates),
         experiments=tuple(outcome.experiment for outcome in lab.done),
+        remedies=tuple(trials),
     )
+    return report, clinic.weights
 
 
 def rank(findings: Sequence[Finding]) -> list[Finding]:

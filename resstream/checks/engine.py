@@ -23,8 +23,9 @@ from resstream.checks.decisions import (
     decide_pollution,
     decide_untrained,
 )
-from resstream.checks.experiments import Lab, Outcome
+from resstream.checks.experiments import Lab, Outcome, Trial
 from resstream.checks.facts import weight_findings
+from resstream.checks.keys import Key, key_of
 from resstream.checks.proof import change_trial
 from resstream.checks.readings import Readings, read
 from resstream.checks.registry import RULES
@@ -61,6 +62,8 @@ class Case:
     readings: Readings | None = None
     """Of the model as it is, once it was read."""
     estimates: Float[np.ndarray, " write"] = field(default_factory=lambda: np.zeros(0))
+    repairs: dict[Key, Trial] = field(default_factory=dict)
+    """Changes of weights that were shown to undo a finding."""
 
     @cached_property
     def weights(self) -> WeightTable:
@@ -76,7 +79,7 @@ class Case:
         findings = self._facts()
         broken = self._not_finite(recording)
         if broken is None:
-            findings += self._run_rules(recording)
+            findings += self._run_rules(recording, findings)
         elif "RS001" in self.active:
             findings = [broken, *findings]
         self.progress(STEPS, STEPS)
@@ -93,15 +96,16 @@ class Case:
 
         A write that a zero output matrix silences is found by what it writes (RS101).
         """
-        outputs = {write.output_matrix for write in self.model.spec.writes}
+        named = (write.output_matrix for write in self.model.spec.writes)
+        outputs = frozenset(name for name in named if name is not None)
         facts = [
             finding
-            for finding in weight_findings(self.weights, self.active)
+            for finding in weight_findings(self.weights, outputs, self.active)
             if finding.code != "RS401" or finding.statement.split(" ")[0] not in outputs
         ]
         return facts + remarks(self.model, self.weights, self.active)
 
-    def _run_rules(self, recording: Recording) -> list[Finding]:
+    def _run_rules(self, recording: Recording, facts: Sequence[Finding]) -> list[Finding]:
         assert self.readings is not None, "solve reads first"
         self.estimates = self._estimate()
         self.progress(2, STEPS)
@@ -110,6 +114,7 @@ class Case:
         findings += found
         self.progress(3, STEPS)
         findings += self._find_collapse(scene, accused)
+        findings = _without_repeats(findings, facts)
         if "RS301" in self.active:
             findings += rs301_exploding.look(recording)
         if "RS302" in self.active:
@@ -170,6 +175,8 @@ class Case:
             culprit, finding, repair = _culprit(proved)
             accused.add(culprit.index)
             self.lab.standing.append(repair.trial)
+            if repair.trial.weights:
+                self.repairs[key_of(finding)] = repair.trial
             readings = read(self._record(), scene.readings.writes)
             findings.append(_with_recovery(finding, culprit.index, scene.readings, readings))
             scene = self._scene(readings, self._estimate())
@@ -218,6 +225,20 @@ class Case:
         ]
 
 
+def _without_repeats(findings: Sequence[Finding], facts: Sequence[Finding]) -> list[Finding]:
+    """Findings less those of harm or noise where a fact about weights explains the same write."""
+    explained = {
+        (fact.layer, fact.write)
+        for fact in facts
+        if fact.status == "confirmed" and fact.severity != "info" and fact.layer is not None
+    }
+    return [
+        finding
+        for finding in findings
+        if finding.code not in ("RS203", "RS402") or (finding.layer, finding.write) not in explained
+    ]
+
+
 class _Proved(NamedTuple):
     """A suspect that was confirmed, and the trial that repairs it."""
 
@@ -238,13 +259,14 @@ def _culprit(proved: Sequence[_Proved]) -> _Proved:
     """The write whose repair helps most, by the rule that says most about it.
 
     Harm alone (RS203) says less than size or channel, though taking a bad write away may help more;
-    a rule whose repair helps less than half as much does not explain it.
+    a rule whose repair helps less than three quarters as much does not explain it.
     """
     best = min(proved, key=lambda item: _gain(item.repair))
     same = [
         item
         for item in proved
-        if item.suspect.index == best.suspect.index and _gain(item.repair) <= _gain(best.repair) / 2
+        if item.suspect.index == best.suspect.index
+        and _gain(item.repair) <= 0.75 * _gain(best.repair)
     ]
     return min(same, key=lambda item: (item.suspect.code == "RS203", _gain(item.repair)))
 

@@ -25,30 +25,37 @@ WITHOUT_RUN: dict[str, Callable[[WeightTable], list[WeightFact]]] = {
 """Facts that need no run, with or without one."""
 
 
-def weight_findings(table: WeightTable, active: Collection[str]) -> list[Finding]:
-    """Facts about the weights, which an experiment would add nothing to."""
-    return [
-        as_finding(code, fact)
-        for code, scan in WITHOUT_RUN.items()
-        if code in active
-        for fact in scan(table)
-    ]
-
-
-def static_findings(
+def weight_findings(
     table: WeightTable, outputs: frozenset[str], active: Collection[str]
 ) -> list[Finding]:
-    """The same, and what is only a suspicion where the model is not run.
+    """Facts about the weights, which an experiment would add nothing to.
 
     Args:
         table: Readings of all tensors.
         outputs: Names of the matrices that project into the stream.
         active: Codes that are used.
     """
-    findings = in_weights(table) if "RS001" in active else []
-    findings += weight_findings(table, active)
+    facts = [
+        as_finding(code, fact)
+        for code, scan in WITHOUT_RUN.items()
+        if code in active
+        for fact in scan(table)
+    ]
     if "RS402" in active:
-        findings += [as_finding("RS402", f) for f in rs402_untrained.scan(table, outputs)]
+        untrained = rs402_untrained.scan(table, outputs)
+        facts += [as_finding("RS402", fact) for fact in untrained if fact.status == "confirmed"]
+    return facts
+
+
+def static_findings(
+    table: WeightTable, outputs: frozenset[str], active: Collection[str]
+) -> list[Finding]:
+    """The same, and what is only a suspicion where the model is not run."""
+    findings = in_weights(table) if "RS001" in active else []
+    findings += weight_findings(table, outputs, active)
+    if "RS402" in active:
+        doubtful = [f for f in rs402_untrained.scan(table, outputs) if f.status != "confirmed"]
+        findings += [as_finding("RS402", fact) for fact in doubtful]
     if "RS404" in active:
         findings += [as_finding("RS404", f) for f in rs404_outlier.scan(table)]
     return findings

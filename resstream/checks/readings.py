@@ -104,7 +104,7 @@ def _against_neighbours(
             continue
         expected, left = robust_score(value, values[before], floor)
         _, right = robust_score(value, values[after], floor)
-        peak = min(left, right, key=abs) if left * right > 0 else 0.0
+        peak = min(left, right, key=abs) if (left > 0) == (right > 0) else 0.0
         if abs(peak) > abs(z[index]):
             centre[index], z[index] = expected, peak
     return centre, z

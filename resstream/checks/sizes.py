@@ -3,7 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from resstream.checks.experiments import Trial
+from resstream.checks.proof import change_trial
+from resstream.checks.repairs import scaled_gain
 from resstream.checks.scene import Scene
+from resstream.sweep.variants import scale
 
 _FLOOR = 0.1
 
@@ -13,6 +17,8 @@ class WeightSize:
     """The size that stands out most: of the output matrix, or of the gain before the write."""
 
     name: str
+    is_gain: bool
+    """True for the gain: what it does to attention is not undone by rescaling the write."""
     ratio: float
     """Over the median of its neighbours; 1 where nothing is known."""
     z: float
@@ -25,7 +31,7 @@ def weight_size(scene: Scene, index: int) -> WeightSize:
         "norm of the output matrix over its neighbours'": write.output_matrix,
         "norm of the gain over its neighbours'": f"{write.reader}.weight",
     }
-    found = WeightSize("norm of the weights over their neighbours'", 1.0, 0.0)
+    found = WeightSize("norm of the weights over their neighbours'", False, 1.0, 0.0)
     for label, name in names.items():
         reading = scene.weights.find(name)
         if reading is None or reading.layer is None:
@@ -33,5 +39,15 @@ def weight_size(scene: Scene, index: int) -> WeightSize:
         centre, z = scene.weights.score(reading, "norm", floor=_FLOOR)
         ratio = reading.norm / centre if centre > 0 else math.nan
         if math.isfinite(ratio) and abs(z) > abs(found.z):
-            found = WeightSize(label, ratio, z)
+            found = WeightSize(label, name != write.output_matrix, ratio, z)
     return found
+
+
+def size_trial(scene: Scene, index: int, size: WeightSize) -> Trial:
+    """Bring the weights that stand out (or else the write) to their neighbours' size."""
+    write, factor = scene.writes[index], 1 / size.ratio
+    weights = scaled_gain(scene.model, write, factor) if size.is_gain else {}
+    if weights:
+        label = f"multiply the gain before it by {factor:.3g}"
+        return Trial(write=write, label=label, weights=weights)
+    return change_trial(scene.readings, index, f"rescale by {factor:.3g}", scale(factor))

@@ -1,13 +1,11 @@
 """RS103: a write that still matters, and would matter more at its proper size."""
 
-import numpy as np
-
 from resstream.checks.experiments import Outcome, Trial
 from resstream.checks.proof import UNUSUAL_Z, change_trial, gain_of, plain, size_evidence
 from resstream.checks.rule import Rule, Suspect
 from resstream.checks.rules.rs102_faint import FAINT_RATIO
 from resstream.checks.scene import Scene
-from resstream.checks.sizes import weight_size
+from resstream.checks.sizes import size_trial, weight_size
 from resstream.sweep.variants import scale
 
 SMALL_RATIO = 0.6
@@ -16,7 +14,7 @@ RULE = Rule(
     code="RS103",
     name="starved write",
     stage="pollution",
-    severity="warning",
+    severity="error",
     what="A write is much smaller than its neighbours', and the model is better with it larger.",
     why="A gate, gain or matrix has shrunk (weight decay on a scale, a bad merge, a lost factor): "
     "the layer still knows what to write, and is not heard.",
@@ -43,17 +41,14 @@ def _suspects(scene: Scene) -> list[Suspect]:
 def _look(scene: Scene, index: int) -> list[Suspect]:
     readings = scene.readings
     ratio, size = float(readings.ratio[index]), weight_size(scene, index)
-    factors: list[float] = []
-    if readings.norm_z[index] < -UNUSUAL_Z and FAINT_RATIO <= ratio < SMALL_RATIO:
-        factors.append(1 / ratio)
+    trials: list[Trial] = []
     if size.z < -UNUSUAL_Z and FAINT_RATIO <= size.ratio < SMALL_RATIO:
-        factors.insert(0, 1 / size.ratio)
-    if not factors or not np.isfinite(factors).all():
+        trials.append(size_trial(scene, index, size))
+    if readings.norm_z[index] < -UNUSUAL_Z and FAINT_RATIO <= ratio < SMALL_RATIO:
+        label = f"rescale by {1 / ratio:.3g}"
+        trials.append(change_trial(readings, index, label, scale(1 / ratio)))
+    if not trials:
         return []
-    trials: list[Trial] = [
-        change_trial(readings, index, f"rescale by {factor:.3g}", scale(factor))
-        for factor in factors
-    ]
     evidence = (*size_evidence(readings, index, SMALL_RATIO), plain(size.name, size.ratio))
 
     def statement(outcome: Outcome) -> str:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from resstream.checks.experiments import Outcome
+from resstream.checks.experiments import Outcome, Trial
 from resstream.checks.proof import UNUSUAL_Z, change_trial, gain_of, plain, size_evidence
 from resstream.checks.rule import Rule, Suspect
 from resstream.checks.scene import Scene
-from resstream.checks.sizes import weight_size
+from resstream.checks.sizes import size_trial, weight_size
 from resstream.sweep.variants import scale
 
 LARGE_RATIO = 2.5
@@ -47,12 +47,13 @@ def _suspects(scene: Scene) -> list[Suspect]:
 def _look(scene: Scene, index: int) -> list[Suspect]:
     readings = scene.readings
     ratio, size = float(readings.ratio[index]), weight_size(scene, index)
-    factors: list[float] = []
-    if readings.norm_z[index] > UNUSUAL_Z and ratio > LARGE_RATIO:
-        factors.append(1 / ratio)
+    trials: list[Trial] = []
+    if readings.norm_z[index] > UNUSUAL_Z and ratio > LARGE_RATIO and np.isfinite(ratio):
+        label = f"rescale by {1 / ratio:.3g}"
+        trials.append(change_trial(readings, index, label, scale(1 / ratio)))
     if scene.informative and size.z > _WEIGHT_Z and size.ratio > LARGE_WEIGHTS:
-        factors.append(1 / size.ratio)
-    if not factors or not np.isfinite(factors).all():
+        trials.append(size_trial(scene, index, size))
+    if not trials:
         return []
 
     def statement(outcome: Outcome) -> str:
@@ -65,10 +66,7 @@ def _look(scene: Scene, index: int) -> list[Suspect]:
         Suspect(
             code=RULE.code,
             index=index,
-            trials=tuple(
-                change_trial(readings, index, f"rescale by {factor:.3g}", scale(factor))
-                for factor in factors
-            ),
+            trials=tuple(trials),
             evidence=(
                 *size_evidence(readings, index, LARGE_RATIO),
                 plain(size.name, size.ratio),

@@ -12,7 +12,7 @@ from resstream.checks.weight_facts import WeightFact
 from resstream.checks.weights import MatrixReading, WeightTable
 from resstream.sweep.variants import zero
 
-AT_EDGE, PEERS_ABOVE = 1.03, 1.1
+AT_EDGE, PEERS_ABOVE, ALL_PEERS_ABOVE = 1.03, 1.1, 1.2
 LOST_MATCH, NO_MATCH = 0.4, 0.3
 _DRAWS = 3
 
@@ -30,7 +30,8 @@ RULE = Rule(
     f"much: correlation 0.4 to 0.95 in trained MLPs), {LOST_MATCH:g} below the "
     f"peers' and below {NO_MATCH:g}. Confirmed if "
     "the loss falls without the write, or if drawing the matrix anew changes nothing: what was "
-    "learnt can't be drawn anew. By weights alone it is a suspicion.",
+    "learnt can't be drawn anew. By weights alone it is a suspicion, and a fact where every peer "
+    f"is above {ALL_PEERS_ABOVE:g}.",
     traps="In an untrained model all matrices are at the edge, and so are some value matrices of "
     "trained ones (SmolLM2's): only output matrices count, and only against peers.",
     fix="restore the matrix from an earlier checkpoint; without one, remove the write",
@@ -102,14 +103,20 @@ def redraws(scene: Scene, index: int) -> tuple[Trial, ...]:
     )
 
 
+def is_certain(table: WeightTable, own: MatrixReading) -> bool:
+    """True if the matrix is at the random edge and every peer is well above it."""
+    peers = [peer.edge_ratio for peer in table.peers(own)]
+    return own.edge_ratio < AT_EDGE and min(peers, default=0.0) > ALL_PEERS_ABOVE
+
+
 def scan(table: WeightTable, outputs: frozenset[str]) -> list[WeightFact]:
-    """By weights alone: suspicions about the output matrices of these names."""
+    """By weights alone: facts and suspicions about the output matrices of these names."""
     return [
         WeightFact(
             reading=own,
             statement=f"{own.name} looks like noise, unlike the same matrix of other layers",
             evidence=tuple(plain(name, value, limit) for name, (value, limit) in signs.items()),
-            status="suspect",
+            status="confirmed" if is_certain(table, own) else "suspect",
         )
         for own in table.in_blocks
         if own.name in outputs and (signs := noise_signs(table, own))

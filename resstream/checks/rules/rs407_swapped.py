@@ -10,7 +10,7 @@ from resstream.checks.scene import Scene
 
 _ALL_PAIRS_UP_TO = 12
 _WORTH = 0.005
-_TRIED = 2
+_TRIED = 4
 
 RULE = Rule(
     code="RS407",
