@@ -1,13 +1,16 @@
 """Are bad configs refused with the key, the value and what is allowed?"""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resstream.errors import ConfigError
 from resstream.nn.config import LayerNorm, Rotary, TransformerConfig
-from resstream.nn.initialisation import DepthScaledNormal
-from resstream.nn.rules import DeepNorm, LayerScale, Plain, ReZero
+from resstream.nn.initialisation import INITIALISATIONS, DepthScaledNormal
+from resstream.nn.rules import RULES, DeepNorm, LayerScale, Plain, ReZero
 
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_vocab": 50, "n_ctx": 16}
 
@@ -62,6 +65,28 @@ def test_round_trip():
     )
     assert TransformerConfig.from_dict(config.to_dict()) == config
     assert config.to_dict()["rule"] == {"kind": "layer_scale", "init": 0.1}
+
+
+@given(
+    rule=st.sampled_from(RULES),
+    init=st.sampled_from((None, *INITIALISATIONS)),
+    data=st.data(),
+    causal=st.booleans(),
+    stream_dtype=st.sampled_from(["float32", "compute"]),
+)
+def test_every_config_survives_json(rule, init, data, causal, stream_dtype):
+    placement = data.draw(st.sampled_from((None, *rule.placements)))
+    config = TransformerConfig(
+        **SIZES,
+        rule=rule(),
+        placement=placement,
+        init=None if init is None else init(),
+        causal=causal,
+        stream_dtype=stream_dtype,
+    )
+    assert TransformerConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    named = TransformerConfig.from_dict(SIZES | {"rule": rule.kind, "placement": placement})
+    assert named.rule == config.rule and named.norm_placement == config.norm_placement
 
 
 def test_defaults_follow_the_rule():

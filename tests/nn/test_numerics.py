@@ -112,6 +112,27 @@ def test_recomputing_gives_the_same_gradients(rule):
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
+def saved_bytes(model: ResidualTransformer) -> int:
+    """What autograd keeps of one forward pass for the backward one."""
+    kept: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        model(some_tokens())
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def test_recomputing_keeps_little_more_than_one_stream_per_block():
+    model = native(n_layers=12).train()
+    usual = saved_bytes(model)
+    model.gradient_checkpointing = True
+    assert saved_bytes(model) < usual / 5
+
+
 def test_transformers_switches_recomputing_on_without_reentrance():
     model = ResstreamForCausalLM(ResstreamConfig.of(TransformerConfig(**SIZES)))
     name = "activation_checkpointing_enable"  # gradient_... before transformers 5.20 or so

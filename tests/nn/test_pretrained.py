@@ -10,7 +10,7 @@ from resstream.errors import UnsupportedModelError
 from resstream.nn.config import TransformerConfig
 from resstream.nn.conversion import from_gpt2, from_llama
 from resstream.nn.pretrained import ResstreamConfig, ResstreamForCausalLM, register_auto_classes
-from resstream.nn.rules import RULES, LayerScale
+from resstream.nn.rules import RULES, AdaLNZero, LayerScale
 
 SIZES: dict[str, Any] = {
     "n_layers": 3,
@@ -56,6 +56,31 @@ def test_half_precision_load_keeps_gates_in_float32(tmp_path):
     assert torch.equal(gamma, torch.full((32,), 0.1))
 
 
+@pytest.mark.parametrize("rule", [rule() for rule in RULES], ids=lambda rule: rule.kind)
+def test_what_belongs_to_a_write_is_loaded_in_float32(rule, tmp_path):
+    register_auto_classes()
+    model = pretrained(rule=rule)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
+    before = dict(model.named_parameters())
+    for name, parameter in loaded.named_parameters():
+        is_of_a_write = ".scales." in name
+        assert parameter.dtype == (torch.float32 if is_of_a_write else torch.float16)
+        if is_of_a_write:
+            assert torch.equal(parameter, before[name])
+
+
+def test_the_condition_reaches_the_blocks():
+    model = pretrained(rule=AdaLNZero(d_condition=6))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    condition, tokens = torch.randn(2, 6), some_tokens()
+    given = model(tokens, condition=condition).logits
+    torch.testing.assert_close(given, model.model(tokens, condition=condition))
+    assert not torch.allclose(given, model(tokens).logits)
+
+
 def test_loss_is_the_mean_over_predicted_tokens():
     model, tokens = pretrained(), some_tokens()
     labels = tokens.clone()
@@ -86,8 +111,12 @@ def test_generate_with_and_without_cache(positions):
     assert torch.equal(cached, fresh)
 
 
-def test_a_cached_suffix_gives_the_same_logits():
-    model, tokens = pretrained(), some_tokens()
+@pytest.mark.parametrize("rule", ["plain", "residual_attention", "highway", "deepnorm", "fixup"])
+def test_a_cached_suffix_gives_the_same_logits(rule):
+    model, tokens = pretrained(rule=rule), some_tokens()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
     whole = model(tokens).logits
     head = model(tokens[:, :3], use_cache=True)
     name = "cache" if "cache" in head else "past_key_values"
@@ -158,6 +187,15 @@ def test_gpt2_weights_give_gpt2s_logits():
             parameter.add_(torch.randn_like(parameter) * 0.05)
         expected = gpt2(some_tokens(pos=20)).logits
         difference = (from_gpt2(gpt2)(some_tokens(pos=20)).logits - expected).abs().max()
+    assert difference <= 1e-5 * expected.abs().max()
+
+
+def test_smollm2_weights_give_smollm2s_logits(smollm2_path):
+    theirs = AutoModelForCausalLM.from_pretrained(smollm2_path("smollm2"), dtype=torch.float32)
+    tokens = torch.randint(0, 49152, (1, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        difference = (from_llama(theirs)(tokens).logits - expected).abs().max()
     assert difference <= 1e-5 * expected.abs().max()
 
 
