@@ -1,8 +1,9 @@
 """What does the monitor cost a training step, and does memory stay flat?
 
-Run it as ``python benchmarks/monitor.py cost`` (12 layers, width 256, 8 x 256 tokens; steps with and
-without the monitor take turns, so that both meet the same machine) or ``python benchmarks/monitor.py
-memory`` (2,000 steps of a small model; resident memory every 200).
+Run it as ``python benchmarks/monitor.py cost`` (12 layers, width 256, 8 x 256 tokens) or
+``python benchmarks/monitor.py memory`` (2,000 steps of a small model; resident memory every 200).
+Steps with and without the monitor take turns, so that both meet the same machine, and processor
+time is counted beside the clock's, which a busy machine disturbs less.
 """
 
 import argparse
@@ -45,10 +46,10 @@ class Loop:
         handler: Any = getattr(self.monitor, event)
         handler(self.args, self.state, self.control, model=self.model, optimizer=self.optimizer)
 
-    def step(self) -> float:
-        """Seconds of one step."""
+    def step(self) -> tuple[float, float]:
+        """Seconds of one step: by the clock, and of processor time."""
         self.model.train()
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         loss = self.model(self.tokens, labels=self.tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -56,7 +57,7 @@ class Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.state.global_step += 1
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - began_cpu
 
 
 def cost(rounds: int, positions: int) -> None:
@@ -65,25 +66,29 @@ def cost(rounds: int, positions: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         loop = Loop(shape, 8, Path(place), positions)
         loop.step()
-        with_it: list[float] = []
-        without: list[float] = []
+        with_it: list[tuple[float, float]] = []
+        without: list[tuple[float, float]] = []
         for _ in range(rounds):
             loop.unwatch()
             without.append(loop.step())
             loop.watch()
             with_it.append(loop.step())
         loop.unwatch()
-    extra = [a - b for a, b in zip(with_it, without, strict=True)]
-    middle = statistics.median(without)
-    shares = sorted(added / alone for added, alone in zip(extra, without, strict=True))
     print(f"{torch.get_num_threads()} threads, {rounds} rounds, {positions} positions a sequence")
-    print(f"step without: median {1e3 * middle:.0f} ms, best {1e3 * min(without):.0f} ms")
-    print(f"step with:    median {1e3 * statistics.median(with_it):.0f} ms, ", end="")
-    print(f"best {1e3 * min(with_it):.0f} ms")
-    print(f"added: median of pairs {100 * statistics.median(shares):+.2f} %, quartiles ", end="")
+    for index, clock in enumerate(("clock", "processor")):
+        _compare(clock, [pair[index] for pair in without], [pair[index] for pair in with_it])
+
+
+def _compare(clock: str, without: list[float], with_it: list[float]) -> None:
+    shares = sorted(100 * (a / b - 1) for a, b in zip(with_it, without, strict=True))
     quarter = len(shares) // 4
-    print(f"{100 * shares[quarter]:+.2f} to {100 * shares[-1 - quarter]:+.2f} %, ", end="")
-    print(f"best against best {100 * (min(with_it) / min(without) - 1):+.2f} %")
+    print(
+        f"{clock}: {1e3 * statistics.median(without):.0f} ms without, "
+        f"{1e3 * statistics.median(with_it):.0f} ms with; added, median of pairs "
+        f"{statistics.median(shares):+.2f} % (quartiles {shares[quarter]:+.2f} to "
+        f"{shares[-1 - quarter]:+.2f} %), best against best "
+        f"{100 * (min(with_it) / min(without) - 1):+.2f} %"
+    )
 
 
 def memory(steps: int) -> None:
