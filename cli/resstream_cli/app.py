@@ -16,6 +16,7 @@ from resstream.errors import ResstreamError
 from resstream_cli.ablate import ablate
 from resstream_cli.attribute import attribute
 from resstream_cli.check import check
+from resstream_cli.experiment import experiment
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
 from resstream_cli.lens import lens
@@ -95,6 +96,7 @@ for _verb in (
     similarity,
     profile,
     train,
+    experiment,
     report,
 ):
     app.command(cls=_Verb)(_verb)

@@ -12,6 +12,7 @@ from resstream_cli.ablate import ablate
 from resstream_cli.app import app
 from resstream_cli.attribute import attribute
 from resstream_cli.check import Severity, check
+from resstream_cli.experiment import experiment
 from resstream_cli.inject import Fault, inject
 from resstream_cli.inspect import inspect as inspect_verb
 from resstream_cli.lens import lens
@@ -26,6 +27,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "ablate": ablate,
     "attribute": attribute,
     "check": check,
+    "experiment": experiment,
     "inject": inject,
     "inspect": inspect_verb,
     "lens": lens,

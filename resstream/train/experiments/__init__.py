@@ -1,0 +1,1 @@
+"""Experiments that show or refute what is claimed about residual connections, minutes on a CPU."""

@@ -1,0 +1,98 @@
+"""Does a residual net train more like a linear system?  Its tangent kernel over width."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from resstream.nn.mlp_net import MlpNetConfig, ResidualMlp
+from resstream.train.experiments.experiment import (
+    Chart,
+    Experiment,
+    Judgement,
+    Key,
+    Readings,
+    Size,
+    pick,
+)
+from resstream.train.experiments.registry import register
+from resstream.train.experiments.tasks import train
+
+
+def tangent_kernel(model: nn.Module, inputs: Tensor) -> Float[Tensor, "row row"]:
+    """``<df(x_i)/dtheta, df(x_j)/dtheta>`` of a net with one output."""
+    rows: list[Tensor] = []
+    for output in model(inputs).flatten():
+        gradients = torch.autograd.grad(output, list(model.parameters()), retain_graph=True)
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    stacked = torch.stack(rows).double()
+    return stacked @ stacked.T
+
+
+def _measure(size: Size) -> dict[Key, float]:
+    depth, n_steps = pick(size, tiny=(2, 2), quick=(8, 100), full=(12, 400))
+    n_rows = pick(size, tiny=4, quick=24, full=32)
+    inputs, targets = torch.randn(n_rows, 16), torch.randn(n_rows, 1)
+    found: dict[Key, float] = {}
+    for width in pick(size, tiny=(4, 8), quick=(32, 128), full=(32, 128, 512)):
+        for name, rule in (("plain", "none"), ("residual", "depth_mup")):
+            config = MlpNetConfig(
+                n_layers=depth, d_model=width, d_in=16, d_out=1, rule=rule, placement="pre"
+            )
+            model = ResidualMlp(config)
+            before = tangent_kernel(model, inputs)
+            losses = _descend(model, inputs, targets, n_steps)
+            change = (tangent_kernel(model, inputs) - before).norm() / before.norm()
+            found[(f"{name}: change of the kernel", width)] = float(change)
+            found[(f"{name}: loss reached / loss at the start", width)] = losses[-1] / losses[0]
+            found[(f"{name}: condition of the kernel", width)] = float(torch.linalg.cond(before))
+    return found
+
+
+def _descend(model: nn.Module, inputs: Tensor, targets: Tensor, n_steps: int) -> list[float]:
+    return train(model, lambda: F.mse_loss(model(inputs), targets), n_steps=n_steps, rate=1e-4)
+
+
+def judge_linearity(readings: Readings) -> Judgement:
+    """Width changes the linearity of both; residual against plain is another matter."""
+    narrow, *_, wide = readings.places("plain: change of the kernel")
+    change = {
+        (name, width): readings.value(f"{name}: change of the kernel", width)
+        for name in ("plain", "residual")
+        for width in (narrow, wide)
+    }
+    condition = {
+        name: readings.value(f"{name}: condition of the kernel", wide)
+        for name in ("plain", "residual")
+    }
+    return Judgement(
+        "not testable at this size",
+        "nearness to a linear system is a limit of width, and these nets are far from it. Change "
+        f"of the tangent kernel in training, width {narrow:.0f} to {wide:.0f}: plain "
+        f"{change['plain', narrow]:.2g} to {change['plain', wide]:.2g}, residual "
+        f"{change['residual', narrow]:.2g} to {change['residual', wide]:.2g}; condition at the "
+        f"start, width {wide:.0f}: plain {condition['plain']:.1e}, residual "
+        f"{condition['residual']:.1e}. A better condition is what the literature has of residual "
+        "nets, and that is not linearity",
+    )
+
+
+register(
+    Experiment(
+        name="tangent-kernel",
+        title="Do residuals bring training closer to a linear system?",
+        claim="In the view of the neural tangent kernel, residuals make training closer to linear.",
+        source="Tutorials; Huang et al. (2020) and Tirer et al. (2020) on kernels of residual nets",
+        rows=(6,),
+        measure=_measure,
+        judge=judge_linearity,
+        chart=Chart(
+            value_title="relative change of the kernel",
+            at_title="width",
+            log_value=True,
+            log_at=True,
+            quantities=("plain: change of the kernel", "residual: change of the kernel"),
+        ),
+        method="Empirical tangent kernel of 8-block nets with one output, around training.",
+    )
+)
