@@ -54,6 +54,7 @@ def load(name: str) -> tuple[Any, Any]:
 
 
 def byte_tokenizer() -> Any:
+    """A tokenizer for models that have none: TransformerLens wants one."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

@@ -152,8 +152,8 @@ class AblationSweep:
     def plan(self) -> WalkPlan:
         """How much there is to do."""
         variants = make_variants(self._targets, "zero", 1, {}, 0)
-        sizes = [batch.tokens.numel() for batch in self._batches]
-        return plan_walks(self._model, variants, sizes, self._memory)
+        shapes = [_shape(batch) for batch in self._batches]
+        return plan_walks(self._model, variants, shapes, self._memory)
 
     def estimate_seconds(self) -> float:
         """How long it will take on this machine."""
@@ -204,7 +204,7 @@ class AblationSweep:
         variants = make_variants(self._targets, self._kind, len(batch.rows), means, self._seed)
         tokens = batch.tokens
         walk = Walk(self._model, tokens, rows_at_once(tokens.numel()), count)
-        together = most_together(self._model, tokens.numel(), self._memory)
+        together = most_together(self._model, _shape(batch), self._memory)
         groups = group_variants(variants, together) or [()]
         shape = (len(tokens), tokens.shape[1] - 1 if per_token else 1)
         losses = np.empty((len(variants) + 1, *shape))  # the base comes last, at `BASE`
@@ -235,6 +235,10 @@ class AblationSweep:
             "seed": self._seed,
             "per_token": per_token,
         }
+
+
+def _shape(batch: Batch) -> tuple[int, int]:
+    return batch.tokens.shape[0], batch.tokens.shape[1]
 
 
 def _by_token(measured: Measured) -> TokenEffects:

@@ -9,6 +9,7 @@ told which rows belong together.  It is told where every implementation meets: i
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from resstream.sweep.arguments import NotPackableError
+
+ATTENTION_BYTES = 32 << 20
+"""Keys and values of the variants that attend at once; each has the base run's before its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,7 @@ class AttentionCall:
             return self.mask[own : own + 1, :, rows]
         if not self.is_causal:
             return None
-        seen = torch.ones(length, length, dtype=torch.bool, device=self.key.device).tril()
-        return seen[rows][None, None]
+        return _causal_rows(rows.start, rows.stop, length, self.key.device)
 
     def of_sequences(self, count: int) -> "AttentionCall":
         """The call for the first `count` sequences, without the queries."""
@@ -53,6 +56,13 @@ class AttentionCall:
             mask = mask[:count]
         key, value = self.key[:count].clone(), self.value[:count].clone()
         return AttentionCall(self.query[:0, :, :0], key, value, mask, self.is_causal, self.options)
+
+
+@lru_cache(maxsize=64)
+def _causal_rows(first: int, end: int, length: int, device: torch.device) -> Tensor:
+    """Which of `length` positions the queries ``first..end-1`` may see."""
+    queries = torch.arange(first, end, device=device)
+    return (torch.arange(length, device=device) <= queries[:, None])[None, None]
 
 
 def _read_call(
@@ -168,20 +178,22 @@ class LooseAttention(TorchFunctionMode):
             for part in (call.query, call.key, call.value)
         )
         first = group.rows - 1 if self._last_only else 0
-        if group.start:
-            before = self._base.prefix(group.sequence, group.start)
-            key, value = (
-                torch.cat([old.expand(group.count, -1, -1, -1), new], dim=2)
-                for old, new in zip(before, (key, value), strict=True)
-            )
         mask = self._base.mask_rows(group.sequence, slice(group.start + first, group.length))
         if mask is not None:
             mask = mask[..., : group.length]
-        attended = nn.functional.scaled_dot_product_attention(
-            query[:, :, first:], key, value, attn_mask=mask, **self._base.options
-        )
-        shape = (group.count, group.rows, *output.shape[1:])
-        output.view(shape)[:, first:] = attended.transpose(1, 2)
+        before = self._base.prefix(group.sequence, group.start)
+        goal = output.view(group.count, group.rows, *output.shape[1:])[:, first:]
+        step = _variants_at_once(before, group)
+        for at in range(0, group.count, step):
+            part = slice(at, at + step)
+            attended = nn.functional.scaled_dot_product_attention(
+                query[part, :, first:],
+                _behind(before[0], key[part]),
+                _behind(before[1], value[part]),
+                attn_mask=mask,
+                **self._base.options,
+            )
+            goal[part] = attended.transpose(1, 2)
 
     def _last_rows(self) -> Tensor:
         ends: list[Tensor] = []
@@ -190,3 +202,15 @@ class LooseAttention(TorchFunctionMode):
             ends.append(offset + torch.arange(1, group.count + 1) * group.rows - 1)
             offset += group.count * group.rows
         return torch.cat(ends).to(self._base.key.device)
+
+
+def _variants_at_once(before: tuple[Tensor, Tensor], group: Group) -> int:
+    """How many variants' keys and values fit the limit, behind those of the base run."""
+    channels = sum(part.shape[1] * part.shape[3] for part in before)
+    one = before[0].element_size() * channels * group.length
+    return max(1, ATTENTION_BYTES // max(1, one))
+
+
+def _behind(old: Tensor, new: Tensor) -> Tensor:
+    """Each variant's own keys (or values) behind the base run's."""
+    return torch.cat([old.expand(len(new), -1, -1, -1), new], dim=2) if old.shape[2] else new

@@ -15,16 +15,10 @@ from resstream.stream.model import StreamModel
 from resstream.sweep.arguments import NotPackableError, probe_tokens
 from resstream.sweep.cells import PairRun, run_cells, run_pairs, without_no_ops
 from resstream.sweep.journal import Journal
-from resstream.sweep.memory import (
-    READOUT_BYTES,
-    base_bytes,
-    block_bytes,
-    free_memory,
-    variant_bytes,
-)
+from resstream.sweep.memory import PairCosts, free_memory
 from resstream.sweep.metrics import Meter, Metric
 from resstream.sweep.packed import ROWS
-from resstream.sweep.patches import Cell, head_count, patched_layers
+from resstream.sweep.patches import Cell, head_count, head_slices, patched_layers
 from resstream.sweep.plan import (
     Budget,
     SweepPlan,
@@ -136,18 +130,26 @@ class Grid:
         self.n_heads = head_count(model) if site == "head_out" else None
         self.proof = prove_prefix(model)
         self.memory = options.memory or free_memory(model.device)
+        self.costs = {
+            length: self._costs(length) for length in sorted({len(pair.clean) for pair in pairs})
+        }
         self.budgets = self._share(self.memory)
 
     def _share(self, memory: int) -> dict[int, Budget]:
-        lengths = {len(pair.clean) for pair in self.pairs}
-        return {
-            length: share_memory(self.model, length, memory, keeps_values=self._keeps_values)
-            for length in lengths
-        }
+        return {length: share_memory(costs, memory) for length, costs in self.costs.items()}
 
-    @property
-    def _keeps_values(self) -> bool:
-        return self.site not in ("resid_pre", "resid_post")
+    def _costs(self, length: int) -> PairCosts:
+        width = 0 if self.site in ("resid_pre", "resid_post") else self.model.spec.d_model
+        if self.site == "head_out":
+            width = head_slices(self.model, self.layers[0])[-1].stop
+        return PairCosts(
+            self.model,
+            length,
+            kept_channels=width * len(self.layers),
+            kv_channels=self.proof.kv_channels,
+            cells=len(self.layers) * length * (self.n_heads or 1),
+            suffixes=self.proof.proved,
+        )
 
     def restricted(self, only: Sequence[frozenset[tuple[int, int, int | None]]]) -> "Grid":
         """The same sweep for some cells of each pair (layer, position, head)."""
@@ -183,7 +185,7 @@ class Grid:
                 tokens += heads * cell_layer_tokens(
                     Cell(0, layer, position), length, n_layers, site=self.site, suffixes=suffixes
                 )
-                state += heads * variant_bytes(self.model, length - position * suffixes)
+                state += heads * self.costs[length].variant(position)
             computed += len(self.layers) * (length - first) * heads
             memory = max(memory, self._bytes(length, state))
         lengths = [len(pair.clean) for pair in self.pairs]
@@ -211,9 +213,7 @@ class Grid:
     def _bytes(self, length: int, state: int) -> int:
         budget = self.budgets[length]
         count = min(budget.pairs, sum(len(pair.clean) == length for pair in self.pairs))
-        fixed = READOUT_BYTES + block_bytes(self.model, budget.rows)
-        base = count * base_bytes(self.model, length, keeps_values=self._keeps_values)
-        return fixed + base + min(budget.state_bytes, count * state)
+        return self.costs[length].peak(count, min(budget.state_bytes, count * state))
 
     def run(self, *, journal: Journal | None = None, progress: Progress | None = None) -> GridRun:
         """Run it, keeping finished chunks in `journal`."""
@@ -293,8 +293,7 @@ class Grid:
         done.computed += len(active)
         done.skipped += len(cells) - len(active)
         budget, length = self.budgets[run.base.length], run.base.length
-        suffixes = self.proof.proved
-        chunks = chunk_cells(model, active, length, budget.state_bytes, suffixes=suffixes)
+        chunks = chunk_cells(self._costs(length), active, budget.state_bytes)
         for number, chunk in enumerate(chunks):
             key = f"{bucket.name}.chunk{number}"
             values = None if journal is None else journal.get(key)

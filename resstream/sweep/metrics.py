@@ -14,6 +14,8 @@ from resstream.sweep.readout import Readout
 Metric = Literal["logit_diff", "probability", "rank", "kl"]
 """`logit_diff`: answer less wrong answer, in logits; `probability` of the answer; `rank` of the
 answer (1 is first); `kl`: divergence of the patched from the clean prediction, in nats."""
+_BYTES_AT_ONCE = 24 << 20
+"""Logits of whole vocabularies that are measured at once, in float64."""
 
 
 class Meter:
@@ -37,6 +39,7 @@ class Meter:
     ) -> None:
         self._metric = metric
         columns = sorted({*answers, *wrongs}) if metric == "logit_diff" else None
+        self._whole_rows = max(1, _BYTES_AT_ONCE // (8 * (model.spec.d_vocab or 1)))
         self._readout = Readout(model, columns, clean)
         place = {token: index for index, token in enumerate(columns or [])}
         self._answers = torch.tensor([place.get(token, token) for token in answers])
@@ -47,7 +50,7 @@ class Meter:
         self, streams: Float[Tensor, "row d_model"], pairs: Sequence[int]
     ) -> Float[np.ndarray, " row"]:
         """The metric of each row, which belongs to the pair named at its place."""
-        step = 1024 if self._metric == "logit_diff" else 64
+        step = 1024 if self._metric == "logit_diff" else self._whole_rows
         parts = [
             self._measure(streams[start : start + step], torch.tensor(pairs[start : start + step]))
             for start in range(0, len(streams), step)

@@ -4,14 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from resstream.errors import ConfigError
-from resstream.stream.model import StreamModel
-from resstream.sweep.memory import (
-    READOUT_BYTES,
-    base_bytes,
-    block_bytes,
-    show_bytes,
-    variant_bytes,
-)
+from resstream.sweep.memory import PairCosts, show_bytes, stream_bytes
 from resstream.sweep.packed import ROWS
 from resstream.sweep.patches import Cell
 
@@ -53,24 +46,22 @@ class Budget:
     """For the streams of the variants."""
 
 
-def share_memory(model: StreamModel, length: int, memory: int, *, keeps_values: bool) -> Budget:
-    """Share `memory` out for pairs of `length` tokens.
+def share_memory(costs: PairCosts, memory: int) -> Budget:
+    """Share `memory` out for pairs of one length.
 
     Raises:
         ConfigError: It is not enough for one pair.
     """
-    rows = max(length, ROWS)
-    fixed = READOUT_BYTES + block_bytes(model, rows)
-    one = base_bytes(model, length, keeps_values=keeps_values)
-    least = fixed + one + variant_bytes(model, length)
+    least = costs.peak(1, costs.variant(0))
     if memory < least:
         raise ConfigError(
-            f"a pair of {length} tokens needs {show_bytes(least)} of memory, got "
+            f"a pair of {costs.length} tokens needs {show_bytes(least)} of memory, got "
             f"{show_bytes(memory)}; allow more or shorten the prompts"
         )
-    pairs = max(1, min(_MOST_PAIRS, (memory - fixed) // 2 // one))
-    most = max(variant_bytes(model, _STATE_ROWS), variant_bytes(model, length))
-    return Budget(pairs, rows, min(most, memory - fixed - pairs * one))
+    most = max(2 * stream_bytes(costs.model, _STATE_ROWS), costs.variant(0))
+    fitting = (n for n in range(_MOST_PAIRS, 1, -1) if costs.peak(n, most) <= memory)
+    pairs = next(fitting, 1)
+    return Budget(pairs, costs.rows, min(most, memory - pairs * costs.pair - costs.chunk))
 
 
 def bucket_pairs(lengths: Sequence[int], budgets: dict[int, Budget]) -> list[tuple[int, ...]]:
@@ -85,14 +76,12 @@ def bucket_pairs(lengths: Sequence[int], budgets: dict[int, Budget]) -> list[tup
     ]
 
 
-def chunk_cells(
-    model: StreamModel, cells: Sequence[Cell], length: int, state_bytes: int, *, suffixes: bool
-) -> Iterator[list[Cell]]:
+def chunk_cells(costs: PairCosts, cells: Sequence[Cell], state_bytes: int) -> Iterator[list[Cell]]:
     """Cut cells into chunks whose streams fit; cells of one place stay together where they can."""
     chunk: list[Cell] = []
     left = state_bytes
     for cell in sorted(cells, key=_place):
-        size = variant_bytes(model, length - cell.position if suffixes else length)
+        size = costs.variant(cell.position)
         if chunk and size > left:
             yield chunk
             chunk, left = [], state_bytes

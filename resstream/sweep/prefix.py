@@ -32,6 +32,8 @@ class PrefixProof:
     """Largest difference from whole sequences over the largest value; NaN if none was run."""
     axes: Arguments
     """What the arguments of the blocks count; empty if it is not proved."""
+    kv_channels: int = 0
+    """Channels of keys and values of a position, all layers together."""
 
 
 _PROOFS: WeakKeyDictionary[StreamModel, PrefixProof] = WeakKeyDictionary()
@@ -63,7 +65,9 @@ def _prove(model: StreamModel) -> PrefixProof:
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
     if not error <= tolerance(model.dtype):
         return PrefixProof(False, f"its suffixes differ by {error:.1g} when run alone", error, ())
-    return PrefixProof(True, "", error, axes)
+    parts = [part for call in base.attention for part in (call.key, call.value)]
+    channels = sum(part.shape[1] * part.shape[3] for part in parts)
+    return PrefixProof(True, "", error, axes, channels)
 
 
 def _random_starts(model: StreamModel, base: HeardRun) -> list[Start]:

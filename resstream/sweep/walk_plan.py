@@ -1,5 +1,6 @@
 """How many variants walk together within a limit of memory, and what will it all cost?"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -9,7 +10,14 @@ import torch
 from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
 from resstream.sweep.arguments import probe_tokens
-from resstream.sweep.memory import READOUT_BYTES, block_bytes, free_memory, show_bytes
+from resstream.sweep.memory import (
+    READOUT_BYTES,
+    block_bytes,
+    free_memory,
+    scores_bytes,
+    show_bytes,
+    stream_bytes,
+)
 from resstream.sweep.packed import ROWS
 from resstream.sweep.readout import Readout
 from resstream.sweep.variants import Variant
@@ -20,6 +28,8 @@ _GROUP_ROWS = 16 * ROWS
 costs no more than a block or two of the base."""
 _BASE_STREAMS = 6
 """The base's stream before and behind a block, where it is kept, its writes, the embedding."""
+Shape = tuple[int, int]
+"""Sequences and positions of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,51 +50,52 @@ def rows_at_once(batch_tokens: int) -> int:
     return max(ROWS, batch_tokens)
 
 
-def most_together(model: StreamModel, batch_tokens: int, memory: int | None) -> int:
+def most_together(model: StreamModel, shape: Shape, memory: int | None) -> int:
     """How many variants of a batch may walk together.
 
     Args:
         model: The model.
-        batch_tokens: Tokens of the base run.
+        shape: Sequences and positions of the base run.
         memory: Bytes that the sweep may take beside the model; half of what is free if None.
 
     Raises:
         ConfigError: It is not enough for one.
     """
     allowed = memory or free_memory(model.device)
-    one, fixed = _stream_bytes(model, batch_tokens), _fixed_bytes(model, batch_tokens)
+    tokens = math.prod(shape)
+    one, fixed = stream_bytes(model, tokens), _fixed_bytes(model, shape)
     if allowed < fixed + one:
         raise ConfigError(
-            f"a batch of {batch_tokens} tokens needs {show_bytes(fixed + one)} of memory, got "
+            f"a batch of {tokens} tokens needs {show_bytes(fixed + one)} of memory, got "
             f"{show_bytes(allowed)}; allow more or shorten the text's windows"
         )
-    return max(1, min(_GROUP_ROWS // batch_tokens, (allowed - fixed) // one))
+    return max(1, min(_GROUP_ROWS // tokens, (allowed - fixed) // one))
 
 
-def _stream_bytes(model: StreamModel, rows: int) -> int:
-    return model.dtype.itemsize * rows * model.spec.d_model
-
-
-def _fixed_bytes(model: StreamModel, batch_tokens: int) -> int:
-    base = _BASE_STREAMS * _stream_bytes(model, batch_tokens)
-    return READOUT_BYTES + block_bytes(model, rows_at_once(batch_tokens)) + base
+def _fixed_bytes(model: StreamModel, shape: Shape) -> int:
+    tokens = math.prod(shape)
+    rows = rows_at_once(tokens)
+    scores = scores_bytes(model, rows // shape[1], shape[1])
+    base = _BASE_STREAMS * stream_bytes(model, tokens)
+    return READOUT_BYTES + block_bytes(model, rows) + scores + base
 
 
 def plan_walks(
-    model: StreamModel, variants: Sequence[Variant], batches: Sequence[int], memory: int | None
+    model: StreamModel, variants: Sequence[Variant], batches: Sequence[Shape], memory: int | None
 ) -> WalkPlan:
-    """What it costs to run `variants` on batches of so many tokens each."""
+    """What it costs to run `variants` on batches of these shapes."""
     layer_tokens = most = 0
-    for tokens in batches:
-        together = most_together(model, tokens, memory)
+    for shape in batches:
+        tokens = math.prod(shape)
+        together = most_together(model, shape, memory)
         groups = group_variants(variants, together)
         layer_tokens += tokens * blocks_walked(model.spec, variants, groups)
-        state = min(together, len(variants)) * _stream_bytes(model, tokens)
-        most = max(most, _fixed_bytes(model, tokens) + state)
+        state = min(together, len(variants)) * stream_bytes(model, tokens)
+        most = max(most, _fixed_bytes(model, shape) + state)
     return WalkPlan(
         variants=len(variants),
         layer_tokens=layer_tokens,
-        naive_layer_tokens=(1 + len(variants)) * model.spec.n_layers * sum(batches),
+        naive_layer_tokens=(1 + len(variants)) * model.spec.n_layers * sum(map(math.prod, batches)),
         memory_bytes=most,
     )
 

@@ -20,15 +20,18 @@ from tests.sweep.families import FAMILIES, LENGTH, make, tokens
 SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mixer_out")
 
 
-def by_hooks(model: StreamModel, run: Any, sequence: int, layer: int) -> torch.Tensor:
+def by_hooks(
+    model: StreamModel, run: Any, sequence: int, layer: int, head: int | None = None
+) -> torch.Tensor:
     """Last logits with each position patched, from whole forwards: ``[pos, d_vocab]``."""
     source = run.source(layer)[sequence]
-    diagonal = torch.arange(LENGTH)
+    channels = slice(None) if head is None else slice(8 * head, 8 * head + 8)
 
     def change(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
         del base
         changed = value.clone()
-        changed[diagonal, diagonal] = source
+        for position in range(LENGTH):
+            changed[position, position, channels] = source[position, channels]
         return changed
 
     variant = Variant("cells", (Edit(block_site(layer, run.site), change),))
@@ -61,6 +64,30 @@ def test_every_cell_of_every_site_is_exact(family: str) -> None:
             assert error <= 1e-5, (site, place)
             checked += LENGTH
     assert checked >= 3 * 2 * 3 * LENGTH
+
+
+HEADLESS = {"mamba"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in HEADLESS])
+def test_every_cell_of_every_head_is_exact(family: str) -> None:
+    """Four heads of eight channels; with two heads of keys where the family groups them."""
+    model = make(family)
+    proof = prove_prefix(model)
+    layers = patched_layers(model, "head_out")
+    assert len(layers) == 3
+    run = run_pairs(
+        model, tokens(1), tokens(2), site="head_out", layers=layers, suffixes=proof.proved
+    )
+    places = [(layer, head) for layer in layers for head in range(4)]
+    cells = [Cell(1, layer, position, head) for layer, head in places for position in range(LENGTH)]
+    with torch.no_grad():
+        found = model.readout(run_cells(model, run, cells, proof.axes, rows=64)[:, None])[:, 0]
+    for (layer, head), logits in zip(places, found.split(LENGTH), strict=True):
+        wanted = by_hooks(model, run, 1, layer, head)
+        error = float((logits - wanted).abs().max() / wanted.abs().max())
+        assert error <= 1e-5, (layer, head)
 
 
 def test_float64_is_exact_to_the_last_digits() -> None:
