@@ -99,13 +99,14 @@ def plan_fused(operands: WriteOperands, options: WriteOptions, fusion: Fusion) -
     return planned if planned.impl == "triton" else None
 
 
-def fuse(
+def fuse(  # noqa: PLR0913  (the operands of one write)
     stream: Float[Tensor, "*batch d_model"],
     branch: Float[Tensor, "*batch d_model"],
     *,
     scale: Tensor | None,
     skip_scale: float | Tensor,
     reader: Reader | None,
+    stats: bool,
     fusion: Fusion,
 ) -> tuple[ResidualWrite | None, Plan]:
     """One write and the norm of its reader in one pass; None where that is not to be.
@@ -116,6 +117,7 @@ def fuse(
         scale: Multiplies the branch.
         skip_scale: Multiplies the stream.
         reader: The norm behind the write.
+        stats: Whether the statistics of the write are wanted.
         fusion: What was asked for.
     """
     is_channels = scale is not None and scale.shape == stream.shape[-1:]
@@ -132,6 +134,7 @@ def fuse(
         norm=None if reader is None else reader.norm,
         out_dtype=branch.dtype if reader is None else reader.dtype,
         eps=1e-6 if reader is None else reader.eps,
+        stats=stats,
     )
     plan = plan_fused(operands, options, fusion)
     if plan is None:
@@ -141,6 +144,7 @@ def fuse(
         norm=options.norm,
         eps=options.eps,
         out_dtype=options.out_dtype,
+        stats=stats,
         impl=plan.impl,
     )
     return written, plan

@@ -1,6 +1,6 @@
 """How does a sublayer read from the stream and write into it?  The part that all blocks share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -17,9 +17,6 @@ from resstream.nn.placements import norms_branch, norms_read, norms_stream
 from resstream.nn.plan import WritePlan
 from resstream.nn.scales import WriteScale, WriteTerms
 from resstream.nn.write import residual_write, scaled_write
-
-
-Part = Literal["branch", "scale", "out", "stats"]
 
 
 class WritingBlock(nn.Module):
@@ -49,6 +46,8 @@ class WritingBlock(nn.Module):
         self.branch_act: nn.Module | None = None
         self.fusion: Fusion = "auto"
         """Whether a write and the norm behind it are one operation; see `resstream.nn.fusion`."""
+        self.on_statistics: Callable[[str, Tensor], None] | None = None
+        """Called with the name and the statistics of each write that is fused."""
         self.plans: dict[str, Plan] = {}
         """What ran each write last, and why, where fusion was possible."""
         self._following: tuple[StreamNorm, torch.dtype | None] | None = None
@@ -76,7 +75,7 @@ class WritingBlock(nn.Module):
         self.hook_resid_pre, self.hook_resid_post = HookPoint(), HookPoint()
         for name in self.names:
             parts = ("branch", "scale", "out") if self._scale(name).is_scaled else ("branch", "out")
-            for part in (*parts, "stats"):  # the last fires where a fused write measures itself
+            for part in parts:
                 self.add_module(f"hook_{name}_{part}", HookPoint())
 
     def _scale(self, name: str) -> WriteScale:
@@ -87,7 +86,7 @@ class WritingBlock(nn.Module):
     def _norm(self, name: str, suffix: Literal["", "_post"] = "") -> nn.Module | None:
         return getattr(self, f"ln{self.names.index(name) + 1}{suffix}")
 
-    def _hook(self, name: str, part: Part) -> nn.Module:
+    def _hook(self, name: str, part: Literal["branch", "scale", "out"]) -> nn.Module:
         return self.get_submodule(f"hook_{name}_{part}")
 
     def read(
@@ -142,14 +141,14 @@ class WritingBlock(nn.Module):
             scale=scale,
             skip_scale=skip,
             reader=None if norm is None else norm.as_reader(self._read_dtype(name, stream)),
-            stats=is_watched(self._hook(name, "stats")),
+            stats=self.on_statistics is not None,
             fusion=self.fusion,
         )
         if written is None:
             new = residual_write(stream, scaled_write(branch, scale, stream), skip_scale=skip)
             return applied(norm, new) if self.norms_stream else new
-        if written.stats is not None:
-            self._hook(name, "stats")(written.stats)
+        if self.on_statistics is not None and written.stats is not None:
+            self.on_statistics(name, written.stats)
         if norm is None or written.normed is None:
             return applied(norm, written.stream) if self.norms_stream else written.stream
         if self.norms_stream:

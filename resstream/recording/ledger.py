@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from resstream.kernels.reference import STATISTICS
+
 METRICS = (
     "branch_norm",
     "write_norm",
@@ -66,6 +68,27 @@ class WriteSums:
         self.write_norm[index] = row_norms(write)
         self.stream_norm[index] = stream_norm
         self.dot[index] = row_dots(write, stream, self.write_norm[index], stream_norm)
+        self._fill_peak(index, write)
+
+    def fill_measured(
+        self, index: int, write: Float[Tensor, "batch pos d_model"], statistics: Tensor
+    ) -> bool:
+        """Take the sums of write `index` from its own `statistics`, where these are beyond doubt.
+
+        Returns:
+            False if a square may have gone over or under; nothing was filled then.
+        """
+        own = dict(zip(STATISTICS, np.moveaxis(_to_host(statistics), -1, 0), strict=True))
+        if _doubtful(own["write_norm"]).any() or _doubtful(own["stream_norm"]).any():
+            return False
+        self.write_norm[index] = own["write_norm"]
+        self.stream_norm[index] = own["stream_norm"]
+        self.branch_norm[index] = own["branch_norm"]
+        self.dot[index] = own["stream_dot_write"]
+        self._fill_peak(index, write)
+        return True
+
+    def _fill_peak(self, index: int, write: Float[Tensor, "batch pos d_model"]) -> None:
         self.channel[index] = _largest_channel(write)
         at = torch.from_numpy(self.channel[index]).to(write.device).unsqueeze(-1)
         self.peak[index] = _to_host(write.gather(-1, at).squeeze(-1).abs())
@@ -163,7 +186,7 @@ def _rows(values: Tensor, chosen: Bool[np.ndarray, "batch pos"]) -> Float[Tensor
     return values[torch.from_numpy(chosen).to(values.device)].cpu().double()
 
 
-def _to_host(values: Float[Tensor, "batch pos"]) -> Float[np.ndarray, "batch pos"]:
+def _to_host(values: Float[Tensor, "batch pos *sums"]) -> Float[np.ndarray, "batch pos *sums"]:
     return values.cpu().double().numpy(force=True)  # in this order: not every device has float64
 
 

@@ -35,6 +35,15 @@ class BadValue:
     value: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A write that was read and not summed yet."""
+
+    stop: int
+    index: int
+    write: Tensor
+
+
 class Reading:
     """Reads the stops of a route while the model runs: one batch, one run.
 
@@ -46,11 +55,16 @@ class Reading:
     Args:
         route: The stops.
         first: The stream before block 0.
+        waits: Whether writes may yet say something of themselves (`take`) after they were read.
     """
 
-    def __init__(self, route: Route, first: Float[Tensor, "batch pos d_model"]) -> None:
+    def __init__(
+        self, route: Route, first: Float[Tensor, "batch pos d_model"], *, waits: bool = False
+    ) -> None:
         batch, pos, _ = first.shape
         self._route = route
+        self._waits = waits
+        self._pending: _Pending | None = None
         self._reached: set[int] = set()
         self._streams: dict[str, Tensor] = {}
         self._sum: Tensor | None = None
@@ -81,6 +95,7 @@ class Reading:
     def _stream_reader(self, stop: int, site: str) -> Reader:
         def read(value: Tensor) -> None:
             if site.endswith("resid_pre"):
+                self._settle()
                 self._streams.clear()
             stream = widen(value)
             self._streams[site] = stream
@@ -98,19 +113,36 @@ class Reading:
         return read
 
     def _write_reader(self, stop: int, index: int) -> Reader:
-        spec = self._route.writes[index]
-
         def read(value: Tensor) -> None:
-            write = widen(value)
-            stream, norms = self._stream_before(index)
+            self._settle()
             self._writes[index].copy_(value)
-            self.sums.fill(index, write, stream, norms)
-            if spec.branch is None:
-                self.sums.branch_norm[index] = self.sums.write_norm[index] / abs(spec.scale)
-            self._look_for_bad(stop, write, self.sums.write_norm[index])
-            self._add(index, stream, write)
+            self._pending = _Pending(stop, index, widen(value))
+            if not self._waits:
+                self._settle()
 
         return read
+
+    def take(self, layer: int, name: str, statistics: Tensor) -> None:
+        """What the write that was read last says of itself; see `resstream.recording.measured`."""
+        pending = self._pending
+        if pending is not None:
+            spec = self._route.writes[pending.index]
+            if (spec.layer, spec.name) == (layer, name):
+                self._settle(statistics)
+
+    def _settle(self, statistics: Tensor | None = None) -> None:
+        """Sum the write that was read last, unless that is done."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        index, write = pending.index, pending.write
+        if statistics is None or not self.sums.fill_measured(index, write, statistics):
+            self.sums.fill(index, write, *self._stream_before(index))
+            spec = self._route.writes[index]
+            if spec.branch is None:
+                self.sums.branch_norm[index] = self.sums.write_norm[index] / abs(spec.scale)
+        self._look_for_bad(pending.stop, write, self.sums.write_norm[index])
+        self._add(index, write)
 
     def _stream_before(self, index: int) -> tuple[Tensor, Float[np.ndarray, "batch pos"]]:
         site = self._route.before[index]
@@ -119,10 +151,11 @@ class Reading:
         assert self._sum is not None, "the write before this one left its sum"
         return self._sum, row_norms(self._sum)
 
-    def _add(self, index: int, stream: Tensor, write: Tensor) -> None:
+    def _add(self, index: int, write: Tensor) -> None:
         """Leave the stream behind a write to the next one, where that point has no site."""
         before = self._route.before
         if index + 1 < len(before) and before[index + 1] is None:
+            stream, _ = self._stream_before(index)
             unknown = torch.full_like(stream, torch.nan)
             self._sum = stream + write if self._route.additive[index] else unknown
 
@@ -145,6 +178,7 @@ class Reading:
         Raises:
             SilentHookError: One was not.
         """
+        self._settle()
         stops = self._route.stops
         silent = [stop.site for index, stop in enumerate(stops) if index not in self._reached]
         if silent:

@@ -10,6 +10,7 @@ from torch import Tensor
 from resstream.errors import ConfigError, TextError
 from resstream.recording.activations import ActivationWriter, keep_activations
 from resstream.recording.examples import Examples
+from resstream.recording.measured import measured, measuring_blocks
 from resstream.recording.reading import Reader, Reading
 from resstream.recording.result import Recording
 from resstream.recording.route import Route
@@ -109,16 +110,18 @@ def _read_batch(
     model: StreamModel, batch: Batch, route: Route, writer: ActivationWriter | None
 ) -> Reading:
     frame = model.begin(batch.tokens)
-    reading = Reading(route, frame.stream)
+    blocks = measuring_blocks(model)
+    reading = Reading(route, frame.stream, waits=bool(blocks))
     readers = [*reading.readers(), *(writer.readers() if writer else ())]
     by_site: dict[str, list[Reader]] = {}
     for site, reader in readers:
         by_site.setdefault(site, []).append(reader)
     hooks = {site: _in_turn(together) for site, together in by_site.items()}
-    if {EMBED, FINAL_NORM} & hooks.keys():
-        model.run(batch.tokens, hooks)
-    else:
-        _run_blocks(model, frame, hooks)
+    with measured(blocks, reading.take):
+        if {EMBED, FINAL_NORM} & hooks.keys():
+            model.run(batch.tokens, hooks)
+        else:
+            _run_blocks(model, frame, hooks)
     reading.require_complete()
     if writer is not None:
         writer.close_batch(batch, frame.stream.shape[1])

@@ -56,7 +56,7 @@ def test_table_is_tidy(recording: Recording) -> None:
 def test_files(recording: Recording, tmp_path: Path) -> None:
     recording.save(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "result.json", "table.csv", "table.parquet",
+        "arrays.safetensors", "result.json", "table.csv", "table.parquet",
     ]  # fmt: skip
     again = Recording.from_json((tmp_path / "out" / "result.json").read_text())
     assert again.to_json() == recording.to_json()
