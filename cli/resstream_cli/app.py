@@ -15,8 +15,11 @@ from resstream import __version__
 from resstream.errors import ResstreamError
 from resstream_cli.ablate import ablate
 from resstream_cli.attribute import attribute
+from resstream_cli.bisect import bisect
 from resstream_cli.check import check
 from resstream_cli.experiment import experiment
+from resstream_cli.compare import compare
+from resstream_cli.explain import explain
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
 from resstream_cli.lens import lens
@@ -25,6 +28,7 @@ from resstream_cli.patch import patch
 from resstream_cli.profile import profile
 from resstream_cli.record import record
 from resstream_cli.report import report
+from resstream_cli.rules import rules
 from resstream_cli.similarity import similarity
 from resstream_cli.tables import printable
 from resstream_cli.train import train
@@ -98,6 +102,10 @@ for _verb in (
     train,
     experiment,
     report,
+    rules,
+    explain,
+    compare,
+    bisect,
 ):
     app.command(cls=_Verb)(_verb)
 

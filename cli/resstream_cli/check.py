@@ -1,13 +1,17 @@
 """The verb `check`: is a write collapsed, polluted or not finite, and which one is at fault?"""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 import resstream as rs
+from resstream.errors import ConfigError
 from resstream_cli import options
 from resstream_cli.inputs import open_model, open_text
 from resstream_cli.outputs import Outputs, say
@@ -16,6 +20,8 @@ from resstream_cli.tables import printable, table
 
 if TYPE_CHECKING:
     from resstream import CheckReport, StreamModel
+    from resstream.checks.keys import Key
+    from resstream.checks.repairs import Weights
     from resstream.reports.page import Page
     from resstream.stream.texts import Corpus
 
@@ -30,16 +36,45 @@ def check(
     model: options.Model,
     *,
     fail_on: Annotated[
-        Severity, typer.Option("--fail-on", help="Exit with 1 from this severity on.")
-    ] = "warning",
+        Severity | None,
+        typer.Option(
+            "--fail-on", help="Exit with 1 from this severity on.", show_default="warning"
+        ),
+    ] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option("--select", metavar="CODE", help="Only this rule; may be repeated."),
+        typer.Option(
+            "--select", metavar="CODE", help="Only this rule, or group (RS2); may be repeated."
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option("--ignore", metavar="CODE", help="Not this rule; may be repeated."),
     ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Weights alone: read once, part by part, never run.")
+    ] = False,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="MODEL", help="A good checkpoint of the same shape."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Findings that are accepted."),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option("--write-baseline", metavar="FILE", help="Accept what is found here."),
+    ] = None,
+    export_fix: Annotated[
+        Path | None,
+        typer.Option(
+            "--export-fix", metavar="DIR", help="Write a copy with the best fixes applied."
+        ),
+    ] = None,
+    remedies: Annotated[
+        bool, typer.Option("--remedies/--no-remedies", help="Try the fixes that apply, or do not.")
+    ] = True,
     ablations: Annotated[
         bool | None,
         typer.Option(
@@ -61,16 +96,110 @@ def check(
 ) -> None:
     """Find collapsed and polluted writes, confirm them by experiment, and name the culprit.
 
-    Exits with 1 if a confirmed finding is at or above --fail-on.
+    Exits with 1 if a confirmed finding is at or above --fail-on. Settings of a project stand in
+    pyproject.toml under [tool.resstream.check].
     """
     outputs = Outputs(as_json=as_json, out=out, html=html)
+    project = _Project.read(select, ignore, fail_on, baseline)
+    if static:
+        _refuse_with_static(reference=reference, text=text, export_fix=export_fix, html=html)
+        report = project.accept(_static(model, project))
+        _end(report, project, outputs, write_baseline)
     stream = open_model(model, device=device, dtype=dtype)
+    good = None if reference is None else open_model(reference, device=device, dtype=dtype)
     corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
     with working("check") as advance:
-        report = rs.check(stream, corpus, select=select, ignore=ignore, seed=seed, progress=advance)
-    outputs.emit(report, lambda: _shown(report), lambda: _page(stream, corpus, report, ablations))
-    if report.confirmed(at_least=fail_on):
-        raise typer.Exit(FOUND)
+        from resstream.checks.checking import check_and_fix
+
+        found, weights = check_and_fix(
+            stream,
+            corpus,
+            reference=good,
+            select=project.select,
+            ignore=project.ignore,
+            remedies=remedies,
+            seed=seed,
+            progress=advance,
+        )
+    report = project.accept(found)
+    if export_fix is not None:
+        _export(stream, weights, export_fix)
+    page = lambda: _page(stream, corpus, report, ablations)  # noqa: E731
+    _end(report, project, outputs, write_baseline, page)
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """Options, and settings of the project where an option was not given."""
+
+    select: list[str] | None
+    ignore: list[str] | None
+    fail_on: Severity
+    accepted: "frozenset[Key]"
+
+    @classmethod
+    def read(
+        cls,
+        select: list[str] | None,
+        ignore: list[str] | None,
+        fail_on: Severity | None,
+        baseline: Path | None,
+    ) -> "_Project":
+        from resstream.checks.baseline import read_baseline
+        from resstream.checks.registry import active_codes
+        from resstream.checks.settings import read_settings
+
+        own = read_settings()
+        chosen = select or (list(own.select) if own.select is not None else None)
+        left_out = ignore or (list(own.ignore) if own.ignore is not None else None)
+        active_codes(chosen, left_out)  # refuse unknown codes before a model is loaded
+        file = baseline or own.baseline
+        accepted = read_baseline(file) if file is not None else frozenset()
+        return cls(chosen, left_out, fail_on or own.fail_on or "warning", accepted)
+
+    def accept(self, report: "CheckReport") -> "CheckReport":
+        from resstream.checks.baseline import accept
+
+        return accept(report, self.accepted)
+
+
+def _refuse_with_static(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} needs a run of the model; leave --static or it away")
+
+
+def _static(model: str, project: _Project) -> "CheckReport":
+    with working("read the weights"):
+        from resstream.checks.static import check_static
+
+        return check_static(model, select=project.select, ignore=project.ignore)
+
+
+def _export(model: "StreamModel", weights: "Weights", directory: Path) -> None:
+    from resstream.checks.remedies import export_fix
+
+    with working("write the repaired copy"):
+        export_fix(model, weights, directory)
+    say(f"repaired copy in {directory}")
+
+
+def _end(
+    report: "CheckReport",
+    project: _Project,
+    outputs: Outputs,
+    write_baseline: Path | None,
+    page: "Callable[[], Page] | None" = None,
+) -> NoReturn:
+    """Write and print what was found, and exit."""
+    if write_baseline is not None:
+        from resstream.checks.baseline import write_baseline as write
+
+        say(f"{write(write_baseline, report)} findings accepted in {write_baseline}")
+    outputs.emit(report, lambda: _shown(report), page)
+    found = report.confirmed(at_least=project.fail_on)
+    raise typer.Exit(FOUND if found and write_baseline is None else 0)
 
 
 def _page(
@@ -108,13 +237,45 @@ def _shown(report: "CheckReport") -> RenderableType:
         for item in report.findings
     ]
     remedies = [f"{item.code}: {item.remedy}" for item in report.findings if item.remedy]
-    facts = [
-        f"{report.model}: {report.text}",
-        f"{len(report.writes)} writes read, {len(report.experiments)} experiments made; "
-        f"loss {report.base_loss:.4g} nats per token",
-        f"verdict: {report.verdict}",
-    ]
-    lines = [Text(printable(line)) for line in facts]
+    lines = [Text(printable(line)) for line in _facts(report)]
     if not rows:
         return Group(*lines)
-    return Group(*lines, table(headings, rows), *map(Text, dict.fromkeys(remedies)))
+    parts: list[RenderableType] = [
+        *lines,
+        table(headings, rows),
+        *map(Text, dict.fromkeys(remedies)),
+    ]
+    if report.remedies:
+        parts.append(_tried(report))
+    return Group(*parts)
+
+
+def _facts(report: "CheckReport") -> list[str]:
+    facts = [f"{report.model}: {report.text}"]
+    if report.writes:
+        facts.append(
+            f"{len(report.writes)} writes read, {len(report.experiments)} experiments made; "
+            f"loss {report.base_loss:.4g} nats per token"
+        )
+    if report.accepted:
+        facts.append(f"{len(report.accepted)} findings are accepted by the baseline")
+    return [*facts, f"verdict: {report.verdict}"]
+
+
+def _tried(report: "CheckReport") -> RenderableType:
+    """Fixes that were tried, the best of each finding marked."""
+    headings = ("best", "code", "layer", "write", "fix", "loss", "with it", "95 % of the change")
+    rows = [
+        (
+            "x" if item.best else "",
+            item.code,
+            None if item.layer < 0 else item.layer,
+            item.write,
+            item.remedy,
+            f"{item.loss_before:.4g}",
+            f"{item.loss_after:.4g}",
+            f"{item.ci[0]:.3g} to {item.ci[1]:.3g}",
+        )
+        for item in report.remedies
+    ]
+    return table(headings, rows)

@@ -16,6 +16,7 @@ _KINDS = {
         "resstream.analysis.attribution_patching:AttributionPatchResult"
     ),
     "resstream.check/1": "resstream.checks.report:CheckReport",
+    "resstream.compare/1": "resstream.checks.comparison:CompareResult",
     "resstream.experiment/1": "resstream.train.experiments.report:ExperimentReport",
     "resstream.gradients/1": "resstream.analysis.gradients:GradientResult",
     "resstream.lens_profile/1": "resstream.analysis.lens_profile:LensProfileResult",

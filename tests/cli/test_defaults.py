@@ -11,8 +11,11 @@ import resstream as rs
 from resstream_cli.ablate import ablate
 from resstream_cli.app import app
 from resstream_cli.attribute import attribute
+from resstream_cli.bisect import bisect
 from resstream_cli.check import Severity, check
 from resstream_cli.experiment import experiment
+from resstream_cli.compare import compare
+from resstream_cli.explain import explain
 from resstream_cli.inject import Fault, inject
 from resstream_cli.inspect import inspect as inspect_verb
 from resstream_cli.lens import lens
@@ -20,14 +23,18 @@ from resstream_cli.patch import patch
 from resstream_cli.profile import profile
 from resstream_cli.record import record
 from resstream_cli.report import report
+from resstream_cli.rules import rules
 from resstream_cli.similarity import similarity
 from resstream_cli.train import train
 
 VERBS: dict[str, Callable[..., None]] = {
     "ablate": ablate,
     "attribute": attribute,
+    "bisect": bisect,
     "check": check,
     "experiment": experiment,
+    "compare": compare,
+    "explain": explain,
     "inject": inject,
     "inspect": inspect_verb,
     "lens": lens,
@@ -35,12 +42,14 @@ VERBS: dict[str, Callable[..., None]] = {
     "profile": profile,
     "record": record,
     "report": report,
+    "rules": rules,
     "similarity": similarity,
     "train": train,
 }
 OWN = {
     # What the library has no parameter for, or calls otherwise.
-    "ablations", "as_json", "fail_on", "group", "html", "layers", "model", "out",
+    "ablations", "as_json", "baseline", "checkpoints", "code", "export_fix", "static",
+    "write_baseline", "fail_on", "group", "html", "layers", "model", "out",
     # Bounded here: a file of gigabytes must not run for days because nobody gave a number.
     "sequences",
     # A pair may be spelled out, and a sweep planned or gone on with.
@@ -74,10 +83,15 @@ def functions(verb: str) -> list[Callable[..., Any]]:
     from resstream.analysis.logit_lens import logit_lens
     from resstream.analysis.ranks import ranks
     from resstream.analysis.similarity import similarity as compare
+    from resstream.checks.comparison import compare as compare_checkpoints
     from resstream.train.training import run_training
 
     named: dict[str, list[Callable[..., Any]]] = {
         "attribute": [direct_logit_attribution],
+        "bisect": [],
+        "compare": [compare_checkpoints],
+        "explain": [],
+        "rules": [],
         "inspect": [],
         "lens": [logit_lens, lens_profile],
         "profile": [ranks],
