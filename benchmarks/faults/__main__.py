@@ -9,6 +9,7 @@ a standing case went wrong.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -33,7 +34,10 @@ def main() -> int:
     if options.standing:
         return standing.run(options.results / "standing.jsonl", options.smollm2, options.text)
     stop = monotonic() + 60 * options.minutes
-    chosen = [case for case in cases() if options.half in (None, case.half)]
+    chosen = sorted(
+        (case for case in cases() if options.half in (None, case.half)),
+        key=lambda case: hashlib.sha256(case.name.encode()).hexdigest(),
+    )  # in an order without meaning, so that a run that was cut short is a fair sample
     screened = _fill(options.results / "screens.jsonl", chosen, _screen(options.data), stop)
     pairs = [(case, screened[case.name]) for case in chosen if case.name in screened]
     wanted = [case for case, row in pairs if row["functional"]]
