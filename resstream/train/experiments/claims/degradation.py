@@ -41,12 +41,17 @@ KINDS: dict[str, dict[str, Any]] = {
 """Name of a net -> how it is made."""
 
 
+def _blocks(n_matrices: int) -> int:
+    """Blocks of two matrices in a net of so many, the first and the last stand alone."""
+    return n_matrices // 2 - 1
+
+
 def _measure(size: Size) -> dict[Key, float]:
-    depths = pick(size, tiny=(2, 4), quick=(20, 56), full=(20, 56, 110))
-    n_steps = pick(size, tiny=3, quick=100, full=300)
+    depths = pick(size, tiny=(4, 6), quick=(20, 56), full=(20, 56, 110))
+    n_steps = pick(size, tiny=3, quick=150, full=300)
     task = regression(pick(size, tiny=16, quick=128, full=512))
     return {
-        (name, depth): fit(net(depth, **config), task, n_steps=n_steps)
+        (name, depth): fit(net(_blocks(depth), **config), task, n_steps=n_steps)
         for name, config in KINDS.items()
         for depth in depths
     }
@@ -59,8 +64,9 @@ def judge_degradation(readings: Readings) -> Judgement:
     residual = [readings.value(_RESIDUAL, at) for at in (shallow, deep)]
     bare = readings.value("residual, no norm, no scale", deep)
     return judged(
-        readings.low(_PLAIN, deep) > 5 * readings.high(_PLAIN, shallow)
-        and readings.high(_RESIDUAL, deep) < 0.5 * readings.low(_PLAIN, deep),
+        readings.low(_PLAIN, deep) > 3 * readings.high(_PLAIN, shallow)
+        and readings.high(_RESIDUAL, deep) < 2 * readings.high(_RESIDUAL, shallow)
+        and readings.high(_RESIDUAL, deep) < 0.2 * readings.low(_PLAIN, deep),
         f"training loss from {shallow:.0f} to {deep:.0f} layers: plain {plain[0]:.2g} to "
         f"{plain[1]:.2g} (guessing the mean is 1), residual {residual[0]:.2g} to "
         f"{residual[1]:.2g}. The skip alone is not enough: with neither norm nor scale it ends at "

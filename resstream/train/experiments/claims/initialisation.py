@@ -209,7 +209,7 @@ _DEEPNORM = ("Post-LN", "up by L^a (as often copied)", "DeepNorm")
 
 
 def _deepnorm(name: str, depth: int) -> tuple[float, dict[str, Any]]:
-    """Alpha and config of a Post-LN stack: as it is, with the exponent's sign lost, as published."""
+    """Alpha and config of a Post-LN stack: as it is, with the sign lost, and as published."""
     alpha, beta = deepnorm_constants("decoder_only", n_decoder=depth)
     if name == "Post-LN":
         alpha, beta = 1.0, 1.0

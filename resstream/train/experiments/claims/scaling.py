@@ -90,7 +90,7 @@ register(
             log_value=True,
             log_at=True,
         ),
-        method="Transformers of width 64 at initialisation, embeddings of unit size, random tokens.",
+        method="Untrained transformers of width 64, embeddings of unit size, random tokens.",
         seeds=2,
     )
 )
