@@ -16,6 +16,7 @@ from resstream.stream import anatomy
 from resstream.stream.blocks import describe_block
 from resstream.stream.calling import Caller, vocabulary_size
 from resstream.stream.calls import BlockCall, find_call, first_tensor, same_tensor
+from resstream.stream.several_streams import Step, name_streams
 from resstream.stream.skeleton import Skeleton
 from resstream.stream.spec import ReadoutSpec, StreamSpec
 from resstream.stream.writers import tolerance
@@ -108,7 +109,7 @@ def _block_list(
     module: nn.Module, seen: dict[str, list[_Seen]]
 ) -> tuple[str, tuple[nn.Module, ...]]:
     """The largest list of modules, each called once, that hand on one stream."""
-    broken: list[str] = []
+    broken: list[tuple[str, list[_Seen]]] = []
     best: tuple[int, str, tuple[nn.Module, ...]] | None = None
     for path, part in module.named_modules():
         if not isinstance(part, nn.ModuleList | nn.Sequential) or len(part) == 0 or not path:
@@ -121,19 +122,19 @@ def _block_list(
             if best is None or size > best[0]:
                 best = size, path, tuple(part)
         elif len(part) > 1:
-            broken.append(path)
+            broken.append((path, [run[0] for run in runs]))
     if best is None:
-        hint = (
-            f"; the modules of {broken[0]!r} do not hand on one stream [batch, pos, width] "
-            "(several streams, or widths that change)"
-            if broken
-            else ""
-        )
+        hint = f"; {_several(*broken[0])}" if broken else ""
         raise DiscoveryError(
             f"no residual stream found in {type(module).__name__}: resstream needs its blocks in "
             f"one ModuleList or Sequential, each called once{hint}"
         )
     return best[1], best[2]
+
+
+def _several(path: str, runs: list[_Seen]) -> str:
+    named = name_streams([Step(run.call, run.output) for run in runs])
+    return f"the modules of {path!r} do not hand on one stream [batch, pos, width] {named}"
 
 
 def _hands_on(runs: Any) -> bool:
