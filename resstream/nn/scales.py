@@ -206,7 +206,8 @@ class GateScale(WriteScale):
     ) -> WriteTerms:
         """The gates of every position."""
         del condition
-        return WriteTerms(self.gate(stream.to(self.gate.weight.dtype)).sigmoid())
+        with _full_precision(stream):
+            return WriteTerms(self.gate(stream.to(self.gate.weight.dtype)).sigmoid())
 
     def skip(self, scale: Tensor | None) -> Tensor:
         """What the gates leave to the stream."""
@@ -248,7 +249,8 @@ class ModulatedScale(WriteScale):
             )
         while condition.ndim < stream.ndim:
             condition = condition.unsqueeze(1)
-        moved = self.modulation(F.silu(condition.to(weight.dtype)))
+        with _full_precision(stream):
+            moved = self.modulation(F.silu(condition.to(weight.dtype)))
         gain, shift, gate = moved.chunk(3, dim=-1)
         return WriteTerms(gate, 1 + gain, shift)
 
@@ -271,4 +273,10 @@ class AdapterCarry(WriteScale):
     def carried(self, stream: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The stream through the bottleneck."""
         dtype = self.down.weight.dtype
-        return self.up(F.gelu(self.down(stream.to(dtype)))).to(stream.dtype)
+        with _full_precision(stream):
+            return self.up(F.gelu(self.down(stream.to(dtype)))).to(stream.dtype)
+
+
+def _full_precision(stream: Tensor) -> torch.autocast:
+    """Autocast off: ``1 - t`` of a rounded gate would round the whole stream with it."""
+    return torch.autocast(stream.device.type, enabled=False)

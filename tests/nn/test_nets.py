@@ -111,6 +111,33 @@ def test_an_activation_at_the_end_of_the_branch_only_ever_adds(activation, is_po
     assert bool((writes >= 0).all()) is is_positive
 
 
+def test_a_sum_of_narrow_branches_is_one_wide_branch():
+    """ResNeXt's ``x + sum_i T_i(x)`` lies within one write (Xie et al. 2017, section 3.3)."""
+    block: Any = mlp(d_hidden=12).blocks[0]
+    read = torch.randn(6, 8)
+    first, second = block.mlp.first, block.mlp.second
+    paths = [
+        F.relu(read @ first.weight[part].T + first.bias[part]) @ second.weight[:, part].T
+        for part in (slice(0, 4), slice(4, 8), slice(8, 12))
+    ]
+    torch.testing.assert_close(block.mlp(read), sum(paths) + second.bias)
+
+
+def test_what_the_skip_costs_in_parameters():
+    """Identity none, ReZero one per block, SkipInit one and LayerScale d per write."""
+
+    def size(rule: str) -> int:
+        return sum(value.numel() for value in mlp(rule=rule).blocks.parameters())
+
+    plain = size("tfixup")  # no norm, as in the others here
+    assert size("rezero") - plain == size("skipinit") - plain == 4
+    with_norm = size("plain")
+    assert size("layer_scale") - with_norm == 4 * 8
+    assert size("weighted") == size("depth_mup") == with_norm
+    projected = sum(value.numel() for value in mlp(shortcut="projection_always").parameters())
+    assert projected - sum(value.numel() for value in mlp().parameters()) == 4 * 8 * 8
+
+
 def test_an_activation_after_the_addition_clips_the_stream():
     _, cache = mlp(activation="after_add").run_with_cache(vectors())
     assert (cache["blocks.2.hook_resid_post"] >= 0).all()

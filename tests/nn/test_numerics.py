@@ -60,6 +60,23 @@ def test_autocast_leaves_stream_and_parameters_in_float32(rule, dtype):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("rule", ["highway", "gate", "adaln_zero", "adapter_skip"])
+def test_autocast_does_not_reach_what_multiplies_the_stream(rule):
+    """A gate t and its ``1 - t`` in bfloat16 would take 1e-3 from a float32 stream every time."""
+    model = native(rule=rule)
+    with torch.no_grad():
+        for parameter in model.blocks[0].scales.parameters():
+            parameter.add_(0.1)
+    scale, stream = model.blocks[0].scales["attn"], torch.randn(2, 7, 32)
+    terms, carried = scale(stream), scale.carried(stream)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same, also = scale(stream), scale.carried(stream)
+    assert torch.equal(carried, also)
+    for one, other in zip(terms, same, strict=True):
+        is_tensor = isinstance(one, Tensor)
+        assert torch.equal(one, other) if is_tensor else one == other
+
+
 @pytest.mark.parametrize("rule", [LayerScale(init=0.1), ReZero(alpha=0.1), SkipInit(alpha=0.1)])
 @pytest.mark.parametrize("move", [torch.nn.Module.bfloat16, torch.nn.Module.half])
 def test_a_gate_of_a_half_model_takes_steps_smaller_than_half_a_unit(rule, move):
