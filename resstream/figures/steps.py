@@ -10,7 +10,7 @@ from resstream.figures.axes import MOST_LABELS, log_axis
 from resstream.figures.heatmap import colour_axis
 from resstream.figures.labels import axis_title, escape_label, thinned
 from resstream.figures.profile import Series
-from resstream.figures.theme import SEQUENTIAL, new_figure, series_colour
+from resstream.figures.theme import new_figure, series_colour
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -110,16 +110,13 @@ def _log10(values: Float[np.ndarray, "row step"]) -> Float[np.ndarray, "row step
 
 def _log_colours(logs: Float[np.ndarray, "row step"], value_title: str) -> dict[str, Any]:
     """A colour axis over logarithms whose ticks bear the values themselves."""
-    axis = colour_axis(logs, value_title, diverging=False) | {"colorscale": SEQUENTIAL}
+    axis = colour_axis(logs, value_title, diverging=False)
     finite = logs[np.isfinite(logs)]
-    if finite.size:
-        ticks = _ticks(float(finite.min()), float(finite.max()))
-        axis["colorbar"] |= {
-            "tickmode": "array",
-            "tickvals": ticks,
-            "ticktext": [f"{10**tick:.3g}" for tick in ticks],
-        }
-    return axis
+    if not finite.size:
+        return axis
+    ticks = _ticks(float(finite.min()), float(finite.max()))
+    named = {"tickvals": ticks, "ticktext": [f"{10**tick:.3g}" for tick in ticks]}
+    return axis | {"colorbar": axis["colorbar"] | {"tickmode": "array"} | named}
 
 
 def _ticks(low: float, high: float) -> list[float]:

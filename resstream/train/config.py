@@ -228,7 +228,7 @@ def _first(err: ValidationError) -> str:
         return f"{path} is missing; it has no default"
     allowed = re.sub(r"^.*?should (be|have) ", r"\1 ", found["msg"]).removeprefix("be ")
     if found["type"] == "union_tag_invalid":
-        allowed = f"of a kind in {found['ctx']['expected_tags']}"
+        allowed = f"of a kind in {found.get('ctx', {}).get('expected_tags')}"
     return f"{path} must be {allowed}, got {found['input']!r}"
 
 

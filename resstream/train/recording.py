@@ -26,8 +26,8 @@ METRICS = (*LEDGER, "scale", "stream_norm", "gradient_norm")
 _TITLES = {
     "write_norm": "norm of the write",
     "relative_norm": "norm of the write / norm of the stream",
-    "cosine": "cosine of write and stream (blue: along it, red: against it)",
-    "scale": "mean of what multiplies the branch (blue: positive)",
+    "cosine": "cosine with the stream (blue: along it)",
+    "scale": "scale of the branch (blue: positive)",
     "stream_norm": "norm of the stream",
     "gradient_norm": "norm of the gradient of a block's weights",
 }

@@ -98,8 +98,8 @@ def run_training(
     if interrupts.heeded:
         raise TrainingInterrupted(trainer.state.global_step, place)
     scores = _evaluated(trainer)
-    trainer.model.cpu()
-    _save(trainer.model, data.tokenizer, place)
+    model: Any = trainer.model
+    _save(model.cpu(), data.tokenizer, place)
     result = _result(config, data, trainer, monitor, scores, last)
     result.save(place)
     return result

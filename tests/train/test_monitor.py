@@ -117,6 +117,7 @@ def test_gradients_of_several_batches_are_those_of_the_step(native, trainer):
 def test_gradient_norms_by_block(native):
     model = native(tied=True)
     norms = GradientNorms(gradient_groups(StreamModel(model, name="small")))
+    taken: list[float] = []
     for _ in range(2):
         model.zero_grad()
         norms.begin()

@@ -66,7 +66,8 @@ def test_a_run_is_a_checkpoint_and_a_result(written, tmp_path):
     assert rs.load_result(tmp_path / "run").to_json() == result.to_json()
     assert rs.load_result(tmp_path / "run" / "monitor").n_steps == 30
     ids = model.tokenizer("The ", return_tensors="pt")["input_ids"]
-    text = model.tokenizer.decode(model.module.generate(ids, max_new_tokens=5)[0])
+    module: Any = model.module
+    text = model.tokenizer.decode(module.generate(ids, max_new_tokens=5)[0])
     assert text.startswith("The ")
 
 
