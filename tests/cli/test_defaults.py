@@ -57,6 +57,8 @@ OWN = {
     # What is read, and how, has other names or no one function behind it.
     "batch_tokens", "n_tokens", "prompt", "reading", "runs", "target",
     "steps", "train", "tuned",
+    # Which experiments, and how much is spent on each.
+    "every", "listed", "names", "quick",
 }  # fmt: skip
 
 
@@ -84,12 +86,14 @@ def functions(verb: str) -> list[Callable[..., Any]]:
     from resstream.analysis.ranks import ranks
     from resstream.analysis.similarity import similarity as compare
     from resstream.checks.comparison import compare as compare_checkpoints
+    from resstream.train.experiments.running import run_experiments
     from resstream.train.training import run_training
 
     named: dict[str, list[Callable[..., Any]]] = {
         "attribute": [direct_logit_attribution],
         "bisect": [],
         "compare": [compare_checkpoints],
+        "experiment": [run_experiments],
         "explain": [],
         "rules": [],
         "inspect": [],

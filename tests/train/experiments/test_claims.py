@@ -3,11 +3,11 @@
 import math
 
 import pytest
+from train.experiments.verdicts import NEVER_TESTABLE, VERDICTS, Numbers
 
 from resstream.train.experiments.experiment import Experiment, Readings
 from resstream.train.experiments.registry import experiments
 from resstream.train.experiments.running import gather, run_experiment
-from train.experiments.verdicts import NEVER_TESTABLE, VERDICTS, Numbers
 
 ALL = experiments()
 BY_NAME = {item.name: item for item in ALL}

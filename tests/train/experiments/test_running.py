@@ -134,7 +134,7 @@ def test_verdicts_are_counted() -> None:
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown experiment 'gradient-identiti'.*gradient-id"):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'gradient-identiti'.*gradient-id"):
         find_experiments(["gradient-identiti"])
 
 
