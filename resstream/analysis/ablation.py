@@ -205,7 +205,7 @@ class AblationSweep:
         tokens = batch.tokens
         walk = Walk(self._model, tokens, rows_at_once(tokens.numel()), count)
         together = most_together(self._model, _shape(batch), self._memory)
-        groups = group_variants(variants, together) or [()]
+        groups = group_variants(variants, together)
         shape = (len(tokens), tokens.shape[1] - 1 if per_token else 1)
         losses = np.empty((len(variants) + 1, *shape))  # the base comes last, at `BASE`
         for part, keep in enumerate(keeps_for(variants, groups)):

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from resstream.analysis.noise import noised
 from resstream.analysis.pairs import EncodedPair, Pairs, encode_pairs, read_pairs
 from resstream.analysis.patch_result import draw_cells, pairs_hash, shown_tokens, stacked
 from resstream.errors import ConfigError
@@ -166,10 +167,12 @@ def _estimate(
     metric, direction, grad_drop = how
     clean, corrupted = pair.clean[None], pair.corrupted[None]
     target, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
-    others, logits = _values(model, source, site, layers)
+    noises = (pair.noise, None) if direction == "denoising" else (None, pair.noise)
+    with noised(model, noises[1]):
+        others, logits = _values(model, source, site, layers)
     clean_logits = logits if direction == "denoising" else None
     found = np.full((model.spec.n_layers, pair.length, heads), np.nan)
-    with torch.enable_grad(), ExitStack() as stack:
+    with torch.enable_grad(), noised(model, noises[0]), ExitStack() as stack:
         tape = _Tape(model, stack, site, layers, with_gates=grad_drop)
         last = model.forward(target)[0, -1]
         reference = last.detach() if clean_logits is None else clean_logits

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from resstream.analysis import noise as noises
 from resstream.analysis.vocabulary import token_texts
 from resstream.errors import TextError
 from resstream.stream.model import StreamModel
@@ -24,6 +26,8 @@ _NAMES = {
     "corrupted": ("corrupted", "corrupt", "patch_prefix"),
     "answer": ("answer", "clean_answer"),
     "wrong": ("wrong", "patch_answer"),
+    "noise": ("noise",),
+    "noised": ("noised",),
 }
 """Columns of a pair, with the names that published sets of pairs use for them."""
 _SUFFIXES = (".csv", ".json", ".jsonl")
@@ -35,11 +39,16 @@ class Pair:
 
     clean: str | Sequence[int]
     """The prompt that leads to `answer`; text or token ids."""
-    corrupted: str | Sequence[int]
+    corrupted: str | Sequence[int] | None = None
+    """The same with other words in it; None if `noise` corrupts the clean one."""
     answer: str | int | None = None
     """What should follow the clean prompt; a text counts by its first token."""
     wrong: str | int | None = None
     """What should follow the corrupted one."""
+    noise: float | None = None
+    """Corrupt by Gaussian noise on the embedding, in standard deviations of the embedding."""
+    noised: Sequence[int] | None = None
+    """Positions that get the noise; all but the first if None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class EncodedPair:
     """Token id; -1 if there is none."""
     wrong: int
     warnings: tuple[str, ...]
+    noise: Float[Tensor, "pos d_model"] | None = None
+    """What is added to the embedding of the corrupted run, if that is what corrupts it."""
 
     @property
     def length(self) -> int:
@@ -60,8 +71,10 @@ class EncodedPair:
 
     @property
     def first_difference(self) -> int:
-        """The first position where the prompts differ; their length if they do not."""
+        """The first position where the runs differ; their length if they do not."""
         unequal = (self.clean != self.corrupted).nonzero()
+        if self.noise is not None:
+            unequal = self.noise.any(-1).nonzero()
         return int(unequal[0]) if len(unequal) else self.length
 
 
@@ -99,7 +112,7 @@ def _from_row(row: Any, where: str) -> Pair:
     found: dict[str, Any] = {}
     for name, spellings in _NAMES.items():
         value = next((row[other] for other in spellings if row.get(other) not in (None, "")), None)
-        if value is None and name in ("clean", "corrupted"):
+        if value is None and (name == "clean" or (name == "corrupted" and not row.get("noise"))):
             raise TextError(f"{where} has no field {name!r}; it has {', '.join(map(str, row))}")
         found[name] = value
     return Pair(**found)
@@ -154,9 +167,8 @@ def _encode(
     needs_wrong: bool,
     bos: bool | None,
 ) -> EncodedPair:
-    clean, corrupted = (_prompt(model, text, bos) for text in (pair.clean, pair.corrupted))
-    _require_equal_lengths(model, clean, corrupted, number)
-    warnings: list[str] = []
+    clean, corrupted, noise = _runs(model, pair, number, bos)
+    warnings = [] if noise is None else [f"pair {number}: {noises.WARNING}"]
     answer, wrong = -1, -1
     if needs_answer:
         answer = _answer(model, pair.answer, "answer", number, warnings)
@@ -167,7 +179,23 @@ def _encode(
                 f"pair {number}: answer {pair.answer!r} and wrong {pair.wrong!r} begin with the "
                 "same token, so their logit difference is always 0; choose others"
             )
-    return EncodedPair(clean, corrupted, answer, wrong, tuple(warnings))
+    return EncodedPair(clean, corrupted, answer, wrong, tuple(warnings), noise)
+
+
+def _runs(
+    model: StreamModel, pair: Pair, number: int, bos: bool | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Both prompts, and the noise of the corrupted one if it is the clean one with noise."""
+    clean = _prompt(model, pair.clean, bos)
+    if pair.corrupted is None:
+        if pair.noise is None:
+            raise TextError(f"pair {number} has neither 'corrupted' nor 'noise'")
+        return clean, clean, noises.draw_noise(model, clean, pair.noise, pair.noised, number)
+    if pair.noise is not None:
+        raise TextError(f"pair {number} has both 'corrupted' and 'noise'; give one of them")
+    corrupted = _prompt(model, pair.corrupted, bos)
+    _require_equal_lengths(model, clean, corrupted, number)
+    return clean, corrupted, None
 
 
 def _prompt(model: StreamModel, text: str | Sequence[int], bos: bool | None) -> Tensor:

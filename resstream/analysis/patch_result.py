@@ -135,6 +135,8 @@ def pairs_hash(encoded: Sequence[EncodedPair]) -> str:
         for ids in (pair.clean, pair.corrupted):
             digest.update(ids.numpy().astype("<i8").tobytes() + b"|")
         digest.update(f"{pair.answer},{pair.wrong};".encode())
+        if pair.noise is not None:
+            digest.update(pair.noise.double().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -106,7 +106,9 @@ def prepare(  # noqa: PLR0913  (the options of a sweep)
         bos=bos,
     )
     tokens = [
-        TokenPair(pair.clean, pair.corrupted, pair.answer, pair.wrong, pair.first_difference)
+        TokenPair(
+            pair.clean, pair.corrupted, pair.answer, pair.wrong, pair.first_difference, pair.noise
+        )
         for pair in encoded
     ]
     grid = Grid(model, tokens, site=site, metric=metric, direction=direction, options=options)

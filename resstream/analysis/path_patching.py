@@ -21,7 +21,7 @@ from torch import Tensor
 
 from resstream.analysis.pairs import EncodedPair, Pairs, encode_pairs, read_pairs
 from resstream.analysis.patch_result import pairs_hash
-from resstream.errors import UnsupportedModelError
+from resstream.errors import TextError, UnsupportedModelError
 from resstream.stream.model import Frame, StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
@@ -120,6 +120,8 @@ def path_patch(
         needs_answer=metric != "kl",
         needs_wrong=metric == "logit_diff",
     )
+    if any(pair.noise is not None for pair in encoded):
+        raise TextError("path patching needs corrupted prompts, got noise; replace tokens instead")
     parts = [_patch_paths(model, one, *chosen, metric, direction) for one in encoded]
     text = f"{len(encoded)} prompt pair{'s' * (len(encoded) > 1)}"
     return PathPatchResult(

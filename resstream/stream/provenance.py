@@ -3,6 +3,7 @@
 import platform
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,18 @@ class Provenance:
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that the numbers depend on, where installed."""
-    found = {"python": platform.python_version(), "platform": sys.platform}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {name: _version(name) for name in _PACKAGES}
+    installed = {name: number for name, number in found.items() if number is not None}
+    return {"python": platform.python_version(), "platform": sys.platform} | installed
+
+
+@cache
+def _version(name: str) -> str | None:
+    """Read once: it is a file of its own for each package, and short sweeps feel it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def provenance_of(model: "StreamModel", text: str, text_hash: str, *, seed: int) -> Provenance:

@@ -47,7 +47,7 @@ class PairRun:
         return self.base.streams[-1][:, -1]
 
 
-def run_pairs(
+def run_pairs(  # noqa: PLR0913  (two runs, and what of them is kept)
     model: StreamModel,
     target: Tensor,
     source: Tensor,
@@ -55,12 +55,28 @@ def run_pairs(
     site: str,
     layers: Sequence[int],
     suffixes: bool,
+    noise: Float[Tensor, "twice_pair pos d_model"] | None = None,
 ) -> PairRun:
-    """The unchanged runs of pairs of one length, ``[pair, pos]`` both."""
+    """The unchanged runs of pairs of one length, ``[pair, pos]`` both.
+
+    Args:
+        model: The model.
+        target: Tokens of the runs that are patched.
+        source: Tokens of the runs that values are taken from.
+        site: What is patched, in `layers`.
+        layers: See `site`.
+        suffixes: Keep what variants need to run as suffixes.
+        noise: Added to the embedding of target and source runs.
+    """
     kept = None if site in ("resid_pre", "resid_post") else site
     both = torch.cat([target, source]).to(model.device)
     base = hear_base(
-        model, both, site=kept, layers=layers, attention=len(target) if suffixes else 0
+        model,
+        both,
+        site=kept,
+        layers=layers,
+        attention=len(target) if suffixes else 0,
+        noise=noise,
     )
     return PairRun(base, len(target), site)
 

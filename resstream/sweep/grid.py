@@ -44,6 +44,8 @@ class TokenPair:
     answer: int
     wrong: int
     first_difference: int
+    noise: Float[Tensor, "pos d_model"] | None = None
+    """Added to the embedding of the corrupted run."""
 
 
 @dataclass(slots=True)
@@ -248,8 +250,9 @@ class Grid:
         denoising = self.direction == "denoising"
         target, source = (corrupted, clean) if denoising else (clean, corrupted)
         run = run_pairs(
-            model, target, source, site=self.site, layers=self.layers, suffixes=self.proof.proved
-        )
+            model, target, source, site=self.site, layers=self.layers, suffixes=self.proof.proved,
+            noise=_noise(model, pairs, denoising=denoising),
+        )  # fmt: skip
         count(2 * clean.numel() * model.spec.n_layers)
         ends = run.final.split(len(pairs))
         answers, wrongs = [pair.answer for pair in pairs], [pair.wrong for pair in pairs]
@@ -307,3 +310,15 @@ class Grid:
             for cell, value in zip(chunk, values, strict=True):
                 place = (cell.layer, cell.position, cell.head or 0)
                 done.pairs[bucket.indices[cell.sequence]].patched[place] = value
+
+
+def _noise(
+    model: StreamModel, pairs: Sequence[TokenPair], *, denoising: bool
+) -> Float[Tensor, "twice_pair pos d_model"] | None:
+    """What is added to the embedding of all runs; the corrupted ones come first to be denoised."""
+    if all(pair.noise is None for pair in pairs):
+        return None
+    none = torch.zeros(len(pairs[0].clean), model.spec.d_model)
+    corrupted = [none if pair.noise is None else pair.noise.cpu() for pair in pairs]
+    clean = [none] * len(pairs)
+    return torch.stack(corrupted + clean if denoising else clean + corrupted)

@@ -54,6 +54,7 @@ def hear_base(
     site: str | None = None,
     layers: Sequence[int] = (),
     attention: int | None = 0,
+    noise: Float[Tensor, "batch pos d_model"] | None = None,
 ) -> HeardRun:
     """Run `tokens` unchanged, keeping the streams and what else variants start from.
 
@@ -63,12 +64,13 @@ def hear_base(
         site: A site whose values are kept, in `layers`.
         layers: See `site`.
         attention: For how many of the first sequences the attention calls are kept; None for all.
+        noise: Added to the embedding.
 
     Raises:
         NotPackableError: Attention was asked for, and a block does not call it exactly once.
     """
     frame = model.begin(tokens)
-    streams = [frame.stream]
+    streams = [frame.stream if noise is None else frame.stream + noise.to(frame.stream)]
     values: dict[int, Tensor] = {}
     calls: list[AttentionCall] = []
     count = tokens.shape[0] if attention is None else attention

@@ -239,14 +239,17 @@ def _added(
 
 
 def group_variants(variants: Sequence[Variant], at_most: int) -> list[tuple[int, ...]]:
-    """Which variants run together: neighbours in the order in which they begin."""
+    """Which variants run together: neighbours in the order in which they begin.
+
+    One group of none where there are no variants: the base alone.
+    """
     order = sorted(range(len(variants)), key=lambda index: variants[index].first_layer)
-    return [tuple(order[at : at + at_most]) for at in range(0, len(order), at_most)]
+    return [tuple(order[at : at + at_most]) for at in range(0, len(order), at_most)] or [()]
 
 
 def keeps_for(variants: Sequence[Variant], groups: Sequence[Sequence[int]]) -> list[int | None]:
     """For each group the layer at which the next one begins; None behind the last."""
-    firsts = [min(variants[index].first_layer for index in group) for group in groups]
+    firsts = [min((variants[index].first_layer for index in group), default=0) for group in groups]
     return [*firsts[1:], None]
 
 
@@ -256,7 +259,7 @@ def blocks_walked(
     """How many times a batch goes through a block in all, the base included."""
     count = start = 0
     for group, keep in zip(groups, keeps_for(variants, groups), strict=True):
-        last = max(variants[index].last_layer for index in group)
+        last = max((variants[index].last_layer for index in group), default=0)
         until = spec.n_layers if keep is None else max(last + 1, keep)
         count += until - start + sum(_own_blocks(spec, variants[index]) for index in group)
         start = spec.n_layers if keep is None else keep

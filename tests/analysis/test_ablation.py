@@ -90,6 +90,13 @@ def test_a_write_that_is_zero_has_no_effect(model: StreamModel) -> None:
     assert result.effects[0].ci == (0.0, 0.0)
 
 
+def test_nothing_to_ablate_is_the_clean_run(model: StreamModel) -> None:
+    result = ablate(model, IDS, groups=[])
+    assert result.effects == ()
+    assert result.base_loss == pytest.approx(ablate(model, IDS).base_loss)
+    assert result.layer_tokens == 4 * IDS.numel()
+
+
 def test_sites_choose_writes(model: StreamModel) -> None:
     result = ablate(model, IDS, sites=["blocks.*.mlp_out", "blocks.1.attn_out"])
     assert [(e.layer, e.write) for e in result.effects] == [

@@ -170,6 +170,68 @@ def test_missing_leading_space_is_warned_about() -> None:
     assert (encoded.answer, encoded.wrong) == (3, 1)
 
 
+def test_noise_corrupts_the_embedding_and_is_warned_about(model: rs.StreamModel) -> None:
+    """Against hooks that add the same noise, in both directions; and to first order."""
+    one = {"clean": [7, 3, 8, 9, 11], "noise": 2.0, "noised": [1, 2], "answer": 5, "wrong": 9}
+    (encoded,) = encode_pairs(model, read_pairs(one))
+    assert encoded.noise is not None
+    assert encoded.noise.any(-1).tolist() == [False, True, True, False, False]
+    kept: dict[str, torch.Tensor] = {}
+
+    def measure(hooks: dict[str, Any]) -> float:
+        with torch.no_grad():
+            logits = model.run(encoded.clean[None], hooks)[0, -1]
+        return float(logits[5] - logits[9])
+
+    def add(value: torch.Tensor) -> torch.Tensor:
+        return value + encoded.noise
+
+    def put(value: torch.Tensor) -> torch.Tensor:
+        value = value.clone()
+        value[0, 2] = kept["clean"][0, 2]
+        return value
+
+    site = "blocks.1.hook_mlp_out"
+    clean = measure({site: lambda value: kept.update(clean=value.clone())})
+    noisy = measure({"blocks.0.hook_resid_pre": add})
+    patched = measure({"blocks.0.hook_resid_pre": add, site: put})
+    result = rs.patch(model, one, site="mlp_out")
+    assert (result.clean, result.corrupted) == pytest.approx((clean, noisy), abs=1e-5)
+    assert result.effects[1, 2] == pytest.approx(patched - noisy, abs=1e-5)
+    assert abs(patched - noisy) > 1e-4
+    assert not result.effects[:, 0].any()
+    assert "off its distribution" in result.warnings[0]
+    noising = rs.patch(model, one, direction="noising")
+    assert noising.clean == pytest.approx(clean, abs=1e-5)
+    small = {**one, "noise": 1e-3}
+    exact = rs.patch(model, small, site="mlp_out").effects
+    estimate = rs.attribution_patch(model, small, site="mlp_out").estimates
+    assert np.abs(estimate - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_paths_need_tokens(model: rs.StreamModel) -> None:
+    one = {"clean": [7, 3, 8, 9, 11], "noise": 1.0, "answer": 5, "wrong": 9}
+    with pytest.raises(TextError, match="path patching needs corrupted prompts"):
+        rs.path_patch(model, one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"noise": -1.0}, "noise must be a number above 0, got -1.0"),
+        ({"noise": 1.0, "noised": [9]}, r"noised must be positions in 0..4"),
+        ({"noise": 1.0, "corrupted": [1, 2, 3, 4, 5]}, "both 'corrupted' and 'noise'"),
+        ({}, "has no field 'corrupted'"),
+    ],
+)
+def test_noise_that_makes_no_sense(
+    model: rs.StreamModel, changes: dict[str, Any], said: str
+) -> None:
+    one = {"clean": [7, 3, 8, 9, 11], "answer": 5, "wrong": 9}
+    with pytest.raises(TextError, match=said):
+        rs.patch(model, one | changes)
+
+
 def test_unknown_options_are_named(model: rs.StreamModel) -> None:
     with pytest.raises(ConfigError, match="metric must be one of logit_diff"):
         rs.patch(model, pair(), metric="loss")  # type: ignore[arg-type]

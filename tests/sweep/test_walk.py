@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from resstream.stream.model import StreamModel
 from resstream.sweep.patches import head_count, head_site, head_slices, patched_layers
-from resstream.sweep.reference import run_by_hooks
+from resstream.sweep.reference import base_values, run_by_hooks
 from resstream.sweep.variants import (
     Edit,
     Variant,
@@ -108,6 +108,22 @@ def test_a_write_that_is_replaced_by_itself_changes_nothing(llama: StreamModel, 
     same = Variant("same", (Edit(site, lambda value, base: base, fixed=True),))
     found, _ = run(llama, tokens(3), [same], rows=10_000, together=1)
     assert torch.allclose(found[0], found[BASE], rtol=0, atol=1e-6)
+
+
+@given(layer=st.integers(0, 2), seed=st.integers(0, 100))
+@settings(max_examples=6, deadline=None)
+def test_every_position_of_one_layer_gives_the_other_run(
+    llama: StreamModel, layer: int, seed: int
+) -> None:
+    """The stream is all that a layer hands on: patch it whole, and the run is the other one."""
+    clean, corrupted = tokens(seed), tokens(seed + 1000)
+    site = f"blocks.{layer}.hook_resid_pre"
+    stream = base_values(llama, clean, [site])[site]
+    whole = Variant("whole", (Edit(site, lambda value, base: stream, fixed=True),))
+    found, _ = run(llama, corrupted, [whole], rows=10_000, together=1)
+    wanted, _ = run(llama, clean, [], rows=10_000, together=1)
+    assert torch.allclose(found[0], wanted[BASE], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found[BASE], wanted[BASE], rtol=1e-2, atol=1e-2)
 
 
 def test_layer_tokens_are_close_to_the_least(llama: StreamModel) -> None:
