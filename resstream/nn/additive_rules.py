@@ -161,9 +161,10 @@ class Fixup(ResidualRule):
 
     The last matrix of each branch and the classifier start at 0, the branch's other matrices are
     He-normal times ``n^(-1/(2m-2))`` with m = 2 matrices per branch: value and output (query and
-    key make only the pattern), up and down.  The multiplier starts at 1; a scalar bias, 0 at first,
-    stands before and after each matrix.  Biases and multipliers learn at a tenth of the rate, as in
-    the authors' code.  A tied classifier can't be 0 and stays the embedding.
+    key make only the pattern), up and down (SwiGLU's gate is drawn like up).  The multiplier starts
+    at 1; a scalar bias, 0 at first, stands before and after each matrix.  Biases and multipliers
+    learn at a tenth of the rate, as in the authors' code.  A tied classifier can't be 0 and stays
+    the embedding.
 
     References:
         Zhang et al. (2019), "Fixup Initialization: Residual Learning Without Normalization".
