@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resstream.analysis.ablation import AblationResult, ablate
+    from resstream.analysis.ablation import ablate
+    from resstream.analysis.ablation_result import AblationResult
     from resstream.analysis.attention import AttentionResult, attention
     from resstream.analysis.attribution_patching import AttributionPatchResult, attribution_patch
     from resstream.analysis.direct_logit_attribution import (
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _FACE = {
-    "AblationResult": "resstream.analysis.ablation",
+    "AblationResult": "resstream.analysis.ablation_result",
     "ActivationCache": "resstream.recording.cache",
     "AttentionResult": "resstream.analysis.attention",
     "AttributionPatchResult": "resstream.analysis.attribution_patching",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from resstream.analysis.ablation import AblationResult
+from resstream.analysis.ablation_result import AblationResult
 from resstream.checks.report import CheckReport
 from resstream.recording.result import Recording
 from resstream.reports.ablated import ablation_sections, is_harmful, is_unclear, place_of

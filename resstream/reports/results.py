@@ -9,7 +9,7 @@ from resstream.errors import ResultError
 from resstream.stream.result import Result
 
 _KINDS = {
-    "resstream.ablate/1": "resstream.analysis.ablation:AblationResult",
+    "resstream.ablate/1": "resstream.analysis.ablation_result:AblationResult",
     "resstream.attention/1": "resstream.analysis.attention:AttentionResult",
     "resstream.attribute/1": "resstream.analysis.direct_logit_attribution:AttributionResult",
     "resstream.attribution_patch/1": (

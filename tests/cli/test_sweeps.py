@@ -42,7 +42,9 @@ def long_pairs(tmp_path: Path) -> Path:
     return path
 
 
-def test_ablate_takes_heads_and_tokens(call: Call, demo_copy: Path, text: Path) -> None:
+def test_ablate_takes_heads_and_tokens(
+    call: Call, demo_copy: Path, text: Path, tmp_path: Path
+) -> None:
     options = ["--text", text, "--context", 16, "--sequences", 4, "--layers", "1,2"]
     ended = call("ablate", demo_copy, *options, "--level", "head", "--per-token", "--json")
     assert ended.exit_code == 0, ended.stderr
@@ -52,8 +54,10 @@ def test_ablate_takes_heads_and_tokens(call: Call, demo_copy: Path, text: Path) 
     }
     assert len(found["by_token"]["effects"]) == 8
     assert len(found["by_token"]["base"][0]) == 15
-    shown = call("ablate", demo_copy, *options, "--level", "head").stdout
+    page = tmp_path / "heads.html"
+    shown = call("ablate", demo_copy, *options, "--level", "head", "--html", page).stdout
     assert "head" in shown.split("kind")[0]
+    assert "What is each head worth?" in page.read_text("utf-8")
     assert "peak resident memory" in ended.stderr
 
 
