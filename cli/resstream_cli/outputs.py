@@ -90,7 +90,7 @@ class Outputs:
             self._save_page(page())
         if self.out is not None:
             result.save(self.out)
-            _save_config(self.out)
+            _save_run(self.out)
             say(f"saved in {self.out}")
         if self.as_json:
             typer.echo(result.to_json(indent=2))
@@ -110,21 +110,21 @@ class Outputs:
 @contextmanager
 def asked(verb: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Remember what a verb was asked while it runs; `Outputs.emit` writes it beside the result."""
-    token = _CONFIG.set({"schema": "resstream.config/1", "verb": verb, "options": dict(options)})
+    token = _ASKED.set({"schema": "resstream.run/1", "verb": verb, "options": dict(options)})
     try:
         yield
     finally:
-        _CONFIG.reset(token)
+        _ASKED.reset(token)
 
 
-_CONFIG: ContextVar[dict[str, Any]] = ContextVar("config")
+_ASKED: ContextVar[dict[str, Any]] = ContextVar("asked")
 
 
-def _save_config(directory: Path) -> None:
+def _save_run(directory: Path) -> None:
     from resstream.stream.files import write_file
 
-    text = json.dumps(_CONFIG.get(), indent=1, ensure_ascii=False, default=str)
-    with write_file(directory / "config.json") as part:
+    text = json.dumps(_ASKED.get(), indent=1, ensure_ascii=False, default=str)
+    with write_file(directory / "run.json") as part:
         part.write_text(text, encoding="utf-8")
 
 

@@ -25,11 +25,11 @@ def runs(call: "Call", checkpoint: Path, tmp_path: Path) -> list[Path]:
 def test_a_run_is_whole(runs: list[Path], checkpoint: Path) -> None:
     names = {path.name for path in runs[1].iterdir()}
     assert names == {
-        "arrays.safetensors", "config.json", "report.html", "result.json", "table.csv",
+        "arrays.safetensors", "report.html", "result.json", "run.json", "table.csv",
         "table.parquet",
     }  # fmt: skip
-    config = json.loads((runs[1] / "config.json").read_text())
-    assert (config["schema"], config["verb"]) == ("resstream.config/1", "similarity")
+    config = json.loads((runs[1] / "run.json").read_text())
+    assert (config["schema"], config["verb"]) == ("resstream.run/1", "similarity")
     asked = config["options"]
     assert (asked["model"], asked["n_tokens"], asked["seed"]) == (str(checkpoint), 24, 0)
     saved = json.loads((runs[1] / "result.json").read_text())
