@@ -10,7 +10,7 @@ class Row:
     number: int
     title: str
     formula: str
-    """What it says, as it is right; `|` only inside backticks."""
+    """What it says, as it is right."""
     made_by: tuple[str, ...] = ()
     """``module:name`` below `resstream`, without the package's own name."""
     tests: tuple[str, ...] = ()

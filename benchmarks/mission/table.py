@@ -54,7 +54,7 @@ def _line(row: Row, verdicts: Mapping[str, str]) -> str:
     cells = (
         str(row.number),
         row.title,
-        row.formula,
+        row.formula.replace("|", "\\|"),
         _listed(row.made_by) or "-",
         _listed(row.tests),
         "<br>".join([*tried, *([row.why] if row.why else [])]) or "not run",

@@ -146,14 +146,14 @@ def judge_symptoms(readings: Readings) -> Judgement:
     """A symptom names the layer if no two layers can show the same value of it."""
     names = [item.quantity for item in readings.measured if "times" in item.quantity]
     layers = readings.places(names[0])
-    ranges = sorted(
+    ranges = [
         (
             min(readings.low(name, at) for name in names),
             max(readings.high(name, at) for name in names),
         )
         for at in layers
-    )
-    apart = all(one[1] < other[0] for one, other in pairwise(ranges))
+    ]
+    apart = all(one[1] < other[0] for one, other in pairwise(sorted(ranges)))
     ratios = [readings.value("largest channel / median", at) for at in layers]
     return judged(
         apart,

@@ -158,7 +158,7 @@ def judge_rank(readings: Readings) -> Judgement:
     ]
     return judged(
         max(ranks) < 0.9,
-        f"algebraically no: every write has {min(ranks):.0%} to {max(ranks):.0%} of the full rank "
+        f"algebraically no: every write has {min(ranks):.0%} or more of the full rank "
         f"(one head alone has at most d_head). Effectively yes: the participation ratio is only "
         f"{min(ratios):.1%} to {max(ratios):.1%} of the width",
     )
