@@ -29,8 +29,8 @@ WARNING = (
 def draw_noise(
     model: StreamModel,
     tokens: Int[Tensor, " pos"],
-    size: float,
-    positions: Sequence[int] | None,
+    size: object,
+    positions: object,
     number: int,
 ) -> Float[Tensor, "pos d_model"]:
     """What is added to the embedding of a prompt.
@@ -47,11 +47,11 @@ def draw_noise(
     """
     if not (isinstance(size, int | float) and math.isfinite(size) and size > 0):
         raise TextError(f"pair {number}: noise must be a number above 0, got {size!r}")
-    chosen = list(range(1, len(tokens))) if positions is None else list(positions)
-    if not chosen or not all(isinstance(p, int) and 0 <= p < len(tokens) for p in chosen):
+    chosen = list(range(1, len(tokens))) if positions is None else _positions(positions)
+    if not chosen or not all(0 <= position < len(tokens) for position in chosen):
         raise TextError(
             f"pair {number}: noised must be positions in 0..{len(tokens) - 1}, at least one, "
-            f"got {positions if positions is not None else 'a prompt of one token'}"
+            f"got {'a prompt of one token' if positions is None else positions}"
         )
     embedding = model.begin(tokens[None]).stream[0]
     generator = torch.Generator().manual_seed(number)
@@ -59,6 +59,13 @@ def draw_noise(
     noise = torch.zeros_like(embedding)
     noise[chosen] = size * embedding.std() * drawn[chosen]
     return noise
+
+
+def _positions(given: object) -> list[int]:
+    """The positions that somebody gave; none if they are no list of numbers."""
+    if isinstance(given, Sequence) and all(isinstance(item, int) for item in given):
+        return list(given)
+    return []
 
 
 @contextmanager

@@ -174,8 +174,9 @@ def test_noise_corrupts_the_embedding_and_is_warned_about(model: rs.StreamModel)
     """Against hooks that add the same noise, in both directions; and to first order."""
     one = {"clean": [7, 3, 8, 9, 11], "noise": 2.0, "noised": [1, 2], "answer": 5, "wrong": 9}
     (encoded,) = encode_pairs(model, read_pairs(one))
-    assert encoded.noise is not None
-    assert encoded.noise.any(-1).tolist() == [False, True, True, False, False]
+    noise = encoded.noise
+    assert noise is not None
+    assert noise.any(-1).tolist() == [False, True, True, False, False]
     kept: dict[str, torch.Tensor] = {}
 
     def measure(hooks: dict[str, Any]) -> float:
@@ -184,7 +185,7 @@ def test_noise_corrupts_the_embedding_and_is_warned_about(model: rs.StreamModel)
         return float(logits[5] - logits[9])
 
     def add(value: torch.Tensor) -> torch.Tensor:
-        return value + encoded.noise
+        return value + noise
 
     def put(value: torch.Tensor) -> torch.Tensor:
         value = value.clone()
@@ -220,6 +221,8 @@ def test_paths_need_tokens(model: rs.StreamModel) -> None:
     [
         ({"noise": -1.0}, "noise must be a number above 0, got -1.0"),
         ({"noise": 1.0, "noised": [9]}, r"noised must be positions in 0..4"),
+        ({"noise": 1.0, "noised": "1-2"}, r"noised must be positions in 0..4"),
+        ({"noise": "much"}, "noise must be a number above 0, got 'much'"),
         ({"noise": 1.0, "corrupted": [1, 2, 3, 4, 5]}, "both 'corrupted' and 'noise'"),
         ({}, "has no field 'corrupted'"),
     ],
