@@ -14,6 +14,7 @@ from resstream.checks.rules import (
 )
 from resstream.checks.rules.rs001_not_finite import in_weights
 from resstream.checks.weight_facts import WeightFact
+from resstream.checks.weight_sizes import odd_sizes
 from resstream.checks.weights import WeightTable
 
 WITHOUT_RUN: dict[str, Callable[[WeightTable], list[WeightFact]]] = {
@@ -56,6 +57,9 @@ def static_findings(
     if "RS402" in active:
         doubtful = [f for f in rs402_untrained.scan(table, outputs) if f.status != "confirmed"]
         findings += [as_finding("RS402", fact) for fact in doubtful]
+    for code, large in (("RS102", False), ("RS201", True)):
+        if code in active:
+            findings += [as_finding(code, fact) for fact in odd_sizes(table, large=large)]
     if "RS404" in active:
         findings += [as_finding("RS404", f) for f in rs404_outlier.scan(table)]
     return findings

@@ -29,6 +29,8 @@ from resstream.stream.texts import Corpus
 _BATCH_TOKENS = 1024
 _ENOUGH = 8
 """Sequences from which half of them are kept apart."""
+_MOST_TO_CHOOSE, _MOST_TO_MEASURE = 16, 32
+"""Sequences at most: more would cost time and change no choice."""
 _STEPS = (0.25, 0.5, 2.0, 4.0)
 """Beside the neighbours' size, these multiples of it are tried."""
 
@@ -226,7 +228,8 @@ def _halves(corpus: Corpus) -> tuple[Corpus, Corpus]:
     """Sequences that choose, and those that measure; the same where there are too few."""
     if len(corpus.sequences) < _ENOUGH:
         return corpus, corpus
-    return corpus.every(2, first=0), corpus.every(2, first=1)
+    choosing, measuring = corpus.every(2, first=0), corpus.every(2, first=1)
+    return choosing.head(_MOST_TO_CHOOSE), measuring.head(_MOST_TO_MEASURE)
 
 
 def _mean(losses: Float[np.ndarray, " sequence"], corpus: Corpus) -> float:

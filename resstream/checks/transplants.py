@@ -170,8 +170,8 @@ def own_errors(
     """How far each write is off by itself, and how far the stream has drifted behind each block.
 
     The first is measured on the reference's own stream, so that nothing is inherited: it is exactly
-    0 where weights are equal.  Both are norms of the difference over the reference's norm, medians
-    over tokens of one batch.
+    0 where weights are equal.  Both are norms of the difference over the reference's norm: the
+    largest error of a write over the tokens of one batch, and the median drift.
     """
     batch = next(corpus.batches(_BATCH_TOKENS))
     sites = [write.site for write in model.spec.writes]
@@ -184,9 +184,9 @@ def own_errors(
     with model.hooked({site: keeping(site) for site in sites}):
         for layer in range(model.spec.n_layers):
             model.run_block(layer, good.streams[layer], frame)
-    errors = [_relative(kept[site], good.values[site]) for site in sites]
+    errors = [_relative(kept[site], good.values[site]).max() for site in sites]
     drift = [
-        _relative(own, theirs)
+        np.median(_relative(own, theirs))
         for own, theirs in zip(_streams(model, batch.tokens), good.streams[1:], strict=True)
     ]
     return np.array(errors), np.array(drift)
@@ -196,7 +196,10 @@ def _streams(model: StreamModel, tokens: Tensor) -> Iterator[Tensor]:
     yield from run_base(model, tokens).streams[1:]
 
 
-def _relative(own: Tensor, theirs: Tensor) -> float:
+def _relative(own: Tensor, theirs: Tensor) -> Float[np.ndarray, "batch pos"]:
+    """Norm of the difference over the norm; 0 where both are 0, infinite where not finite."""
+    size = row_norms(theirs.double())
+    off = row_norms(own.double() - theirs.double())
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = row_norms(own.double() - theirs.double()) / row_norms(theirs.double())
-    return float(np.median(np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)))
+        ratio = np.where(off == 0, 0.0, off / size)
+    return np.nan_to_num(ratio, nan=np.inf, posinf=np.inf)

@@ -12,6 +12,6 @@ RULE = Rule(
     detection="Bit-by-bit comparison; the transplant's interval does not lie below 0.",
     traps="Ordinary between checkpoints of one run. It never fails a run by default.",
     fix="nothing, if the change was meant; else restore the layer from the reference",
-    source="See RS601.",
+    source="Zhang and Nanda (2023), arXiv:2309.16042; see RS601.",
     example="resstream compare demo demo:collapsed",
 )
