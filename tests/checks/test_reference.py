@@ -112,12 +112,8 @@ def test_the_culprit_is_confirmed_by_the_loss(text: Corpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "write", "severity", "share"),
-    [
-        ("scale", "mlp", 16, 0.5),
-        ("sign_flip", "mlp", None, 0.5),
-        ("channel_spike", "attn", 50, 0.5),
-    ],
+    ("fault", "write", "severity"),
+    [("scale", "mlp", 16), ("sign_flip", "mlp", None), ("channel_spike", "attn", 50)],
 )
 def test_fixes_without_a_reference(
     text: Corpus, fault: str, write: str, severity: float | None
@@ -132,9 +128,8 @@ def test_fixes_without_a_reference(
     assert best.held_out
     assert best.change == pytest.approx(best.loss_after - best.loss_before)
     assert report.findings[0].remedy.startswith(best.remedy)
-    assert list(weights) == [
-        f"model.blocks.4.{'mlp.down' if write == 'mlp' else 'attn.o'}_proj.weight"
-    ]
+    matrix = "mlp.down_proj" if write == "mlp" else "attn.o_proj"
+    assert list(weights) == [f"model.blocks.4.{matrix}.weight"]
     assert -best.change > 0.5 * (report.base_loss - healthy)
 
 
