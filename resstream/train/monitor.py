@@ -181,6 +181,8 @@ def _layout(model: StreamModel, watch: StreamWatch) -> Layout:
         names=tuple(write.name for write in spec.writes),
         sites=tuple(write.site for write in spec.writes),
         stream_sites=watch.route.points,
+        scale_layers=tuple(layer for layer, _ in watch.scale_places),
+        scale_names=tuple(name for _, name in watch.scale_places),
         n_blocks=len(spec.blocks),
         places=(
             *(stop.site for stop in watch.route.stops),

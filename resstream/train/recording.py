@@ -74,8 +74,11 @@ class TrainingRecording(Result):
     write_norm: Float[np.ndarray, "point write"]
     relative_norm: Float[np.ndarray, "point write"]
     cosine: Float[np.ndarray, "point write"]
-    scale: Float[np.ndarray, "point write"]
-    """Mean of what multiplies the branch; NaN where nothing does."""
+    scale_layers: Int[np.ndarray, " scale"]
+    scale_names: tuple[str, ...]
+    """Sublayers whose branch is scaled."""
+    scale: Float[np.ndarray, "point scale"]
+    """Mean of what multiplies the branch."""
     stream_sites: tuple[str, ...]
     stream_norm: Float[np.ndarray, "point depth"]
     bad_steps: int
@@ -104,6 +107,8 @@ class TrainingRecording(Result):
             return tuple((name.removeprefix("hook_"), int(layer)) for _, layer, name in split)
         if metric == "gradient_norm":
             return tuple(("block", layer) for layer in range(self.gradient_norm.shape[1]))
+        if metric == "scale":
+            return tuple(zip(self.scale_names, self.scale_layers.tolist(), strict=True))
         return tuple(zip(self.names, self.layers.tolist(), strict=True))
 
     def to_dataframe(self) -> "pd.DataFrame":
@@ -126,8 +131,6 @@ class TrainingRecording(Result):
     def _rows_of(self, metric: str) -> Iterator[dict[str, Any]]:
         for column, (place, layer) in enumerate(self.rows(metric)):
             series = self.values(metric)[:, column].tolist()
-            if metric == "scale" and np.isnan(series).all():
-                continue
             for step, value in zip(self.steps.tolist(), series, strict=True):
                 row = {"step": step, "metric": metric, "place": place, "layer": layer}
                 yield row | {"value": value}
@@ -192,6 +195,8 @@ def read_recording(
         names=layout.names,
         sites=layout.sites,
         **writes,
+        scale_layers=np.array(layout.scale_layers, dtype=np.int64),
+        scale_names=layout.scale_names,
         scale=parts["scale"],
         stream_sites=layout.stream_sites,
         stream_norm=parts["stream_norm"],

@@ -28,7 +28,7 @@ class Layout:
     """What each step of a series holds, in the order of its row.
 
     A row is: step, loss, learning rate, first bad place (-1: none), gradient norm of each block and
-    of all other parameters, three metrics and the scale of each write, norm at each point.
+    of all other parameters, three metrics of each write, the scales, norm at each point.
     """
 
     model: str
@@ -38,6 +38,9 @@ class Layout:
     """``attn``, ``mlp`` and the like, of each write."""
     sites: tuple[str, ...]
     stream_sites: tuple[str, ...]
+    scale_layers: tuple[int, ...]
+    """Of each scale, where branches are scaled."""
+    scale_names: tuple[str, ...]
     n_blocks: int
     places: tuple[str, ...]
     """Where a value that is not finite may be found, in the order of execution."""
@@ -53,7 +56,7 @@ class Layout:
             "bad": (),
             "gradients": (self.n_blocks + 1,),
             "writes": (3, n_writes),
-            "scale": (n_writes,),
+            "scale": (len(self.scale_names),),
             "stream_norm": (len(self.stream_sites),),
         }
 

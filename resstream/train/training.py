@@ -94,7 +94,10 @@ def run_training(
     trainer, monitor = _trainer(config, data, place, device, log)
     _write_start(config, data, place)
     with quiet(), heeding_interrupts(trainer) as interrupts:
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        try:
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        except DiscoveryError as err:
+            raise ConfigError(f"monitor must be false for this model, got true: {err}") from err
     if interrupts.heeded:
         raise TrainingInterrupted(trainer.state.global_step, place)
     scores = _evaluated(trainer)

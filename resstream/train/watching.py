@@ -6,6 +6,7 @@ sequence a few evenly spaced positions are kept, the first among them; whether a
 looked up in all of them.  Only at the end of a step do numbers go to the host.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from resstream.recording.ledger import METRICS, WriteSums, row_dots, row_norms, write_metrics
 from resstream.recording.route import plan_route
@@ -25,6 +27,8 @@ from resstream.stream.spec import WriteSpec
 
 _MOST_BYTES = 64 << 20
 """Room for the sample of one step; of large models fewer positions are kept."""
+
+_SCALE_HOOK = re.compile(r"hook_(\w+)_scale")
 
 LEDGER = ("write_norm", "relative_norm", "cosine")
 """Metrics of a write that are followed, named as in `resstream.recording.ledger`."""
@@ -149,8 +153,13 @@ class StreamWatch:
         where = bad.nonzero().flatten().cpu()
         return list(self._extremes)[int(where[0])] if len(where) else None
 
-    def scales(self) -> Float[np.ndarray, " write"]:
-        """Mean of what multiplies each write; NaN where there is nothing."""
+    @property
+    def scale_places(self) -> tuple[tuple[int, str], ...]:
+        """Layer and sublayer of each scale."""
+        return tuple(self._scales.places)
+
+    def scales(self) -> Float[np.ndarray, " scale"]:
+        """Mean of what multiplies each branch that is scaled."""
         return self._scales.means()
 
     def ledger(self) -> StepLedger:
@@ -225,35 +234,36 @@ def _nothing() -> None:
 
 
 class ScaleWatch:
-    """What multiplies each write: the value at its scale hook, or the vector that its module holds.
+    """What multiplies branches: the value at a scale hook, or the vector that a module holds.
 
-    A native model has a hook for it.  In other models a part that comes behind the branch and holds
-    nothing but vectors or scalars (LayerScale, a gate, the gain of a norm there) is the scale.
+    A native model has hooks for it.  In other models a part that comes behind the branch and holds
+    nothing but a vector or a scalar (LayerScale, a gate, the gain of a norm there) is the scale.
 
     Args:
         model: The model.
     """
 
     def __init__(self, model: StreamModel) -> None:
-        self._n_writes = len(model.spec.writes)
+        self.places: list[tuple[int, str]] = []
+        """Layer and name of the sublayer of each scale."""
         self._hooked: dict[int, nn.Module] = {}
         self._held: dict[int, nn.Parameter] = {}
         self._values: dict[int, Tensor] = {}
-        parts = dict(model.module.named_modules())
-        for index, write in enumerate(model.spec.writes):
-            block = model.spec.blocks[write.layer]
-            hook = parts.get(f"{block.module}.hook_{write.name}_scale")
-            if hook is not None:
-                self._hooked[index] = hook
-            else:
-                self._hold(index, write, parts)
+        for block in model.spec.blocks:
+            hooks = _scale_hooks(model.module.get_submodule(block.module))
+            for name, hook in hooks.items():
+                self._hooked[len(self.places)] = hook
+                self.places.append((block.layer, name))
+            for write in () if hooks else block.writes:
+                self._hold(write, model.module)
 
-    def _hold(self, index: int, write: WriteSpec, parts: Mapping[str, nn.Module]) -> None:
-        own = list(parts[write.module].parameters())
+    def _hold(self, write: WriteSpec, module: nn.Module) -> None:
+        own = list(module.get_submodule(write.module).parameters())
         if len(own) == 1 and own[0].ndim <= 1:
-            self._held[index] = own[0]
+            self._held[len(self.places)] = own[0]
+            self.places.append((write.layer, write.name))
 
-    def attach(self, is_open: Any) -> Iterator[Any]:
+    def attach(self, is_open: Callable[[], bool]) -> Iterator[RemovableHandle]:
         """Hook what has hooks; yields their handles."""
         for index, module in self._hooked.items():
 
@@ -264,14 +274,20 @@ class ScaleWatch:
 
             yield module.register_forward_hook(read)
 
-    def means(self) -> Float[np.ndarray, " write"]:
-        """Mean over channels (and tokens, where it depends on them); NaN where there is none."""
+    def means(self) -> Float[np.ndarray, " scale"]:
+        """Mean over channels (and tokens, where it depends on them)."""
         values = dict(self._values)
         values |= {index: held.detach().float().mean() for index, held in self._held.items()}
-        means = np.full(self._n_writes, np.nan)
+        means = np.full(len(self.places), np.nan)
         if values:
             means[list(values)] = torch.stack(list(values.values())).cpu().numpy()
         return means
+
+
+def _scale_hooks(block: nn.Module) -> dict[str, nn.Module]:
+    """The scale hooks of a native block, by the name of the sublayer."""
+    found = {_SCALE_HOOK.fullmatch(name): child for name, child in block.named_children()}
+    return {match[1]: child for match, child in found.items() if match is not None}
 
 
 def _sums_of_writes(model: StreamModel) -> dict[str, tuple[str, int, float]]:

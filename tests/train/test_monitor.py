@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import resstream as rs
 from resstream.errors import ConfigError, NonFiniteError
-from resstream.nn.rules import LayerScale, ReZero
+from resstream.nn.rules import Highway, LayerScale, ReZero
 from resstream.stream.model import StreamModel
 from resstream.train.gradients import GradientNorms, gradient_groups
 from resstream.train.monitor import Monitor
@@ -155,7 +155,7 @@ def test_any_model(trainer, tiny_llama, family):
     assert seen.sites[:2] == ("blocks.0.hook_attn_out", "blocks.0.hook_mlp_out")
     for metric in (*LEDGER, "stream_norm", "gradient_norm"):
         assert np.isfinite(seen.values(metric)).all(), metric
-    assert np.isnan(seen.scale).all()
+    assert seen.scale_names == ()
     assert seen.first_bad is None
 
 
@@ -168,6 +168,17 @@ def test_scales_are_followed(native, trainer, rule):
     start = 0.1 if rule.kind == "layer_scale" else 0.3
     assert seen.scale[0] == pytest.approx(np.full(6, start))
     assert (seen.scale[-1] != seen.scale[0]).all()
+
+
+def test_gates_are_followed_where_a_block_is_one_write(native, trainer):
+    """A highway changes the skip too, so that its block is one write; its gates have hooks."""
+    monitor = Monitor()
+    run(trainer, native(rule=Highway(bias=-1.0)), monitor)
+    seen = monitor.recording
+    assert seen is not None
+    assert seen.names == ("block",) * 3
+    assert seen.rows("scale")[:3] == (("attn", 0), ("mlp", 0), ("attn", 1))
+    assert seen.scale[0] == pytest.approx(np.full(6, 1 / (1 + np.e)), abs=0.1)
 
 
 def test_a_norm_behind_the_branch_is_its_scale(native, trainer):

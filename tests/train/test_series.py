@@ -16,6 +16,8 @@ LAYOUT = Layout(
     names=("attn", "mlp"),
     sites=("blocks.0.hook_attn_out", "blocks.0.hook_mlp_out"),
     stream_sites=("blocks.0.hook_resid_pre", "blocks.0.hook_resid_post"),
+    scale_layers=(0,),
+    scale_names=("attn",),
     n_blocks=1,
     places=("blocks.0.hook_resid_pre", "the loss"),
 )
@@ -44,7 +46,7 @@ def fill(place, steps, *, done=0, layout=LAYOUT):
 def test_a_row_is_split_into_its_parts(n_blocks, n_writes):
     layout = Layout(
         model="", layers=(0,) * n_writes, names=("attn",) * n_writes, sites=("s",) * n_writes,
-        stream_sites=("x", "y"), n_blocks=n_blocks, places=(),
+        stream_sites=("x", "y"), scale_layers=(), scale_names=(), n_blocks=n_blocks, places=(),
     )  # fmt: skip
     draw = np.random.default_rng(0)
     parts = {name: draw.standard_normal(shape) for name, shape in layout.sections.items()}

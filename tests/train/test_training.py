@@ -112,6 +112,17 @@ def test_a_run_without_a_monitor(written, tmp_path):
     assert rs.load_result(tmp_path / "run").to_json() == result.to_json()
 
 
+def test_models_of_several_streams_train_without_a_monitor(written, tmp_path):
+    path = written({"model.rule": "residual_attention"})
+    with pytest.raises(ConfigError, match="monitor must be false for this model, got true"):
+        train(path, tmp_path / "watched")
+    result = train(
+        written({"model.rule": "residual_attention", "monitor": False}), tmp_path / "run"
+    )
+    assert np.isfinite(result.final_loss)
+    assert np.isnan(result.provenance.replay_error)
+
+
 def test_a_run_is_not_lost_under_another(written, tmp_path):
     path = written()
     train(path, tmp_path / "run")
