@@ -81,6 +81,13 @@ def test_the_condition_reaches_the_blocks():
     assert not torch.allclose(given, model(tokens).logits)
 
 
+def test_a_tied_classifier_is_drawn_as_the_embedding():
+    """Fixup's classifier is zero; transformers draws it after the two were tied."""
+    embed = pretrained(rule="fixup", tied=True, d_model=64).model.embed.weight
+    assert embed.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    assert not pretrained(rule="fixup", tied=False).model.unembed.weight.any()
+
+
 def test_loss_is_the_mean_over_predicted_tokens():
     model, tokens = pretrained(), some_tokens()
     labels = tokens.clone()
