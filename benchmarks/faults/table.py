@@ -74,6 +74,8 @@ def _of_model(model: str, pairs: Sequence[tuple[FaultCase, Row]]) -> list[str]:
 
 
 def _controls(controls: Sequence[Row]) -> list[str]:
+    if not controls:
+        return ["None were run."]
     confirmed = [r for r in controls if any(f[3] == "confirmed" for f in r["found"])]
     suspects = sum(sum(f[3] != "confirmed" for f in row["found"]) for row in controls)
     writes = sum(row["writes"] for row in controls)
