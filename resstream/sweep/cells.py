@@ -9,10 +9,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.stream.model import StreamModel
+from resstream.stream.sites import block_site
 from resstream.sweep.arguments import Arguments
 from resstream.sweep.attention import Group
 from resstream.sweep.packed import ROWS, Progress, Suffixes
-from resstream.sweep.patches import Cell, at_site, head_slice, replacing, replacing_at
+from resstream.sweep.patches import (
+    Cell,
+    at_site,
+    head_slice,
+    is_last_word,
+    replacing,
+    replacing_at,
+)
 from resstream.sweep.starts import HeardRun, Start, hear_base
 
 
@@ -156,13 +164,16 @@ def _changed_rows(
 ) -> Float[Tensor, "cell d_model"]:
     """What the stream becomes at each cell of one layer and head.
 
-    All positions of the site are replaced at once in one run of the block on the base stream.
-    Behind attention every position is on its own, so each row of that run is what its cell alone
-    gives.
+    A write that nothing else of its block depends on is replaced in the sum.  For others all
+    positions of the site are replaced at once in one run of the block on the base stream: behind
+    attention every position is on its own, so each row of that run is what its cell alone gives.
     """
     source, length = run.source(layer), run.base.length
+    places = ([cell.sequence for cell in cells], [cell.position for cell in cells])
     if run.site in ("resid_pre", "resid_post"):
-        return torch.stack([source[cell.sequence, cell.position] for cell in cells])
+        return source[places]
+    if is_last_word(suffixes.model.spec.blocks[layer], block_site(layer, run.site)):
+        return run.base.streams[layer + 1][places] + (source[places] - run.target(layer)[places])
     firsts: dict[int, int] = {}
     for cell in cells:
         firsts[cell.sequence] = min(cell.position, firsts.get(cell.sequence, length))

@@ -12,6 +12,7 @@ from resstream.errors import UnknownSiteError, UnsupportedModelError
 from resstream.stream.hooks import Hook
 from resstream.stream.model import StreamModel
 from resstream.stream.sites import block_site
+from resstream.stream.spec import BlockSpec
 
 PatchSite = Literal[
     "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mixer_out", "head_out"
@@ -96,6 +97,17 @@ def at_site(model: StreamModel, layer: int, site: str, hook: Hook) -> Iterator[N
         yield
     finally:
         handle.remove()
+
+
+def only_adds(block: BlockSpec) -> bool:
+    """True if what the block hands on is the stream that it read plus its writes."""
+    return not block.stream_norms and all(write.skip_scale == 1.0 for write in block.writes)
+
+
+def is_last_word(block: BlockSpec, site: str) -> bool:
+    """True if `site` is a write that no other write of its block depends on."""
+    order = [write.site for write in block.writes]
+    return only_adds(block) and site in (order if block.parallel else order[-1:])
 
 
 def head_site(layer: int) -> str:

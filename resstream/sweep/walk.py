@@ -18,7 +18,7 @@ from resstream.stream.calls import BlockCall
 from resstream.stream.model import Frame, StreamModel
 from resstream.stream.spec import BlockSpec, StreamSpec
 from resstream.sweep.packed import Progress
-from resstream.sweep.patches import at_edit
+from resstream.sweep.patches import at_edit, only_adds
 from resstream.sweep.variants import Edit, Variant
 
 BASE = -1
@@ -201,8 +201,7 @@ def _without_streams(frame: Frame) -> Frame:
 def _adds_up(block: BlockSpec, edits: Sequence[Edit]) -> bool:
     """True if the block only adds its writes, and only writes are edited."""
     sites = {write.site for write in block.writes}
-    plain = all(write.skip_scale == 1.0 for write in block.writes)
-    return plain and not block.stream_norms and all(edit.site in sites for edit in edits)
+    return only_adds(block) and all(edit.site in sites for edit in edits)
 
 
 def _begins_behind(block: BlockSpec, edits: Sequence[Edit]) -> bool:
