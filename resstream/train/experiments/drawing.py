@@ -9,7 +9,7 @@ from resstream.figures.bars import attribution_bars
 from resstream.figures.curves import curves
 from resstream.figures.intervals import IntervalRow, interval_rows
 from resstream.figures.profile import Series
-from resstream.train.experiments.experiment import Chart, Measured, Readings
+from resstream.train.experiments.experiment import Chart, Measured, Readings, Verdict
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,7 +31,7 @@ def draw_chart(chart: Chart, readings: Readings) -> "go.Figure":
     )
 
 
-def draw_verdicts(counts: Mapping[str, int]) -> "go.Figure":
+def draw_verdicts(counts: Mapping[Verdict, int]) -> "go.Figure":
     """How many experiments have each verdict."""
     values = np.array([float(count) for count in counts.values()])
     return attribution_bars(list(counts), values, value_title="experiments")

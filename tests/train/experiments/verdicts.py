@@ -1,8 +1,8 @@
 """Numbers that make each claim hold, and numbers that refute it; no run is behind them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-Numbers = Mapping[str | tuple[str, float], float]
+Numbers = dict[str | tuple[str, float], float]
 
 
 def line(name: str, places: tuple[float, ...], law: Callable[[float], float]) -> Numbers:
@@ -55,7 +55,7 @@ def medians(no_skip: float) -> Numbers:
 
 
 def collapse(last: float, write: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {}
+    found: Numbers = {}
     for name in ("Pre-LN", "DeepNorm", "LayerNorm scaling", "LayerScale 1e-5"):
         found |= line(f"{name}: relative write", BLOCKS, lambda at: at**-0.5)
     found |= line("Pre-LN: write", BLOCKS, lambda at: write if at == BLOCKS[-1] else 1.0)
@@ -64,9 +64,7 @@ def collapse(last: float, write: float) -> Numbers:
 
 
 def deepnorm(copied: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {
-        "error of LN(alpha x + F) = LN(x + F / alpha)": 1e-16
-    }
+    found: Numbers = {"error of LN(alpha x + F) = LN(x + F / alpha)": 1e-16}
     names = {"Post-LN": 0.7, "up by L^a (as often copied)": copied, "DeepNorm": 0.01}
     for name, size in names.items():
         found[(f"{name}: write / skip", 96.0)] = size
@@ -82,7 +80,7 @@ def erasure(last: float, cosine: float) -> Numbers:
 
 
 def ranks(attn: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {("attn: rank", 0.0): attn}
+    found: Numbers = {("attn: rank", 0.0): attn}
     found |= {("mlp: rank", 0.0): 0.5}
     return found | {(f"{name}: participation ratio", 0.0): 0.05 for name in ("attn", "mlp")}
 
@@ -103,7 +101,7 @@ def pollution(there: float, scaled: float) -> Numbers:
 
 
 def symptoms(second: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {"loss, clean": 1.2}
+    found: Numbers = {"loss, clean": 1.2}
     for layer, low in ((3.0, 2.0), (4.0, second)):
         for step, factor in enumerate(("8", "24", "72")):
             found[(f"loss, MLP times {factor}", layer)] = low + step
@@ -120,7 +118,7 @@ def warm_up(post: float) -> Numbers:
 def activations(after: float) -> Numbers:
     names = ("nothing on the skip path (pre)", "activation before the addition",
              "activation inside the branch")  # fmt: skip
-    found: dict[str | tuple[str, float], float] = {(f"{name}: loss", 54.0): 0.1 for name in names}
+    found: Numbers = {(f"{name}: loss", 54.0): 0.1 for name in names}
     found[("activation after the addition: loss", 54.0)] = after
     return found | {"activation before the addition: negative share of the writes": 0.0}
 
@@ -134,7 +132,7 @@ def powers(measured: float) -> Numbers:
 
 
 def slopes(completep: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {}
+    found: Numbers = {}
     for name in ("LayerNorm scaling", "sandwich", "DeepNorm", "Sub-LN", "Depth-muP", "NormFormer",
                  "GPT-2 scaling"):  # fmt: skip
         found |= line(name, DEPTHS, lambda at: at**-0.5)
@@ -142,7 +140,7 @@ def slopes(completep: float) -> Numbers:
 
 
 def fixup(power: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {}
+    found: Numbers = {}
     for name in ("L^(-1/(2m-2)), m = 2", "L^(-1/(2m-2)), m = 3"):
         found |= line(name, DEPTHS, lambda at: at**power)
     return found | line("no factor, m = 2", DEPTHS, lambda at: at)
@@ -236,7 +234,7 @@ def named(names: tuple[str, ...], *values: float) -> Numbers:
 
 def addition(bits: float, refused: float) -> Numbers:
     shapes = ("[batch, pos, 1]", "[pos, width]")
-    found: dict[str | tuple[str, float], float] = {"bits of bfloat16 + float32": bits}
+    found: Numbers = {"bits of bfloat16 + float32": bits}
     found |= {f"torch refuses a write of {shape}": refused for shape in shapes}
     return found | {f"resstream refuses {shape}": 1.0 for shape in shapes}
 
@@ -252,7 +250,7 @@ def forward(post: float) -> Numbers:
 
 
 def kernel(residual: float) -> Numbers:
-    found: dict[str | tuple[str, float], float] = {}
+    found: Numbers = {}
     for name, change in (("plain", 0.6), ("residual", residual), ("residual / sqrt(L)", 0.1)):
         found |= line(f"{name}: change of the kernel", (32.0, 128.0), constant(change))
         found |= line(f"{name}: condition of the kernel", (32.0, 128.0), constant(50.0))

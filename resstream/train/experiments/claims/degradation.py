@@ -8,6 +8,7 @@ from torch import nn
 
 from resstream.nn.conv_net import ConvNetConfig, ResidualConvNet
 from resstream.nn.mlp_net import MlpNetConfig, ResidualMlp
+from resstream.nn.rules import parse_rule
 from resstream.train.experiments.experiment import (
     Chart,
     Experiment,
@@ -115,7 +116,7 @@ def _measure_images(size: Size) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for name, rule in ((_PLAIN, "none"), ("residual", "plain")):
         for each in stages:
-            config = ConvNetConfig(blocks_per_stage=each, channels=channels, rule=rule)
+            config = ConvNetConfig(blocks_per_stage=each, channels=channels, rule=parse_rule(rule))
             found[(name, 6 * each + 2)] = _fit_images(ResidualConvNet(config), n_images, n_steps)
     return found
 

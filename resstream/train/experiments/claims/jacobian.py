@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.functional import jacobian, vjp
 
+from resstream.nn.additive_rules import Plain
 from resstream.nn.initialisation import DepthScaledNormal
 from resstream.nn.mlp_net import MlpNetConfig, ResidualMlp
 from resstream.train.experiments.experiment import (
@@ -129,7 +130,7 @@ class _Paths:
 def _measure_paths(size: Size) -> dict[Key, float]:
     n_layers, n_drawn, n_steps = pick(size, tiny=(4, 2, 2), quick=(54, 12, 60), full=(54, 100, 400))
     task = regression(128)
-    config = MlpNetConfig(n_layers=n_layers, d_model=32, d_in=16, d_out=4, rule="plain")
+    config = MlpNetConfig(n_layers=n_layers, d_model=32, d_in=16, d_out=4, rule=Plain())
     model = ResidualMlp(config)
     fit(model, task, n_steps=n_steps)
     paths = _Paths(model, task.inputs, task.targets)

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from resstream.nn.mlp_net import MlpNetConfig, ResidualMlp
+from resstream.nn.rules import parse_rule
 from resstream.train.experiments.experiment import (
     Chart,
     Experiment,
@@ -42,7 +43,12 @@ def _measure(size: Size) -> dict[Key, float]:
     for width in pick(size, tiny=(4, 8), quick=(32, 128), full=(32, 128, 512)):
         for name, rule in _RULES.items():
             config = MlpNetConfig(
-                n_layers=depth, d_model=width, d_in=16, d_out=1, rule=rule, placement="pre"
+                n_layers=depth,
+                d_model=width,
+                d_in=16,
+                d_out=1,
+                rule=parse_rule(rule),
+                placement="pre",
             )
             model = ResidualMlp(config)
             before = tangent_kernel(model, inputs)

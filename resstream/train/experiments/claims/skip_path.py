@@ -114,12 +114,14 @@ _ACTIVATIONS = {
 def _measure_activation(size: Size) -> dict[Key, float]:
     n_steps = pick(size, tiny=2, quick=60, full=300)
     task = regression(pick(size, tiny=16, quick=256, full=512))
+    depths = pick(size, tiny=(2,), quick=(18, 54), full=(18, 54, 110))
     found: dict[Key, float] = {}
     for name, activation in _ACTIVATIONS.items():
-        for depth in pick(size, tiny=(2,), quick=(18, 54), full=(18, 54, 110)):
+        for depth in depths:
             model = net(depth, rule="plain", placement="after", activation=activation)
             found[(f"{name}: loss", depth)] = fit(model, task, n_steps=n_steps)
-        found[f"{name}: negative share of the writes"] = _negative_share(model)
+            if depth == depths[-1]:
+                found[f"{name}: negative share of the writes"] = _negative_share(model)
     return found
 
 
