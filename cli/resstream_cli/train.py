@@ -1,5 +1,6 @@
 """The verb `train`: train a native model from YAML, and watch every write while it learns."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def train(
 
     Ctrl-C ends it after the step with a checkpoint, from which --resume goes on.
     """
-    outputs = Outputs(as_json=as_json, html=html)
+    outputs = Outputs(as_json=as_json, out=out, html=html)
     with working("train"):
         from resstream.train.config import read_config
         from resstream.train.interruption import TrainingInterrupted
@@ -84,9 +85,9 @@ def train(
         except TrainingInterrupted as err:
             typer.echo(f"resstream: {err}", err=True)
             raise typer.Exit(INTERRUPTED) from None
-    say(f"checkpoint in {result.directory}")
     from resstream.reports.trained import training_page
 
+    outputs = replace(outputs, out=Path(result.directory))
     outputs.emit(result, lambda: _shown(result), lambda: training_page(result))
 
 

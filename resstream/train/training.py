@@ -2,7 +2,7 @@
 
 A run is a directory: the checkpoint itself (``config.json``, weights, tokenizer), ``training.yaml``
 with every default spelled out, ``result.json`` and its tables, ``checkpoints/`` to go on from, and
-``monitor/``.
+``monitor/`` (see `resstream.train.series`).
 """
 
 import dataclasses

@@ -35,6 +35,8 @@ def test_a_run_is_read_by_the_other_verbs(call: Any, config: Any, tmp_path: Path
     assert said["n_steps"] == 4
     assert said["provenance"]["text"].endswith("The Verdict (Edith Wharton, 1908)")
     assert "How large is the gradient of each block?" in page.read_text()
+    assert json.loads((run / "run.json").read_text())["verb"] == "train"
+    assert (run / "report.html").exists()
     assert call("inspect", run).exit_code == 0
     assert call("check", run, "--sequences", 4).exit_code in (0, 1)
     reported = call("report", run, run / "monitor", "--json")
