@@ -20,6 +20,7 @@ PatchSite = Literal[
 """Where a value is replaced; `head_out` is what a head hands to the output projection."""
 
 _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_LAYER_KINDS = ("layer_types", "layers_block_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,31 @@ def patched_layers(model: StreamModel, site: str) -> tuple[int, ...]:
 
 def head_count(model: StreamModel) -> int | None:
     """Attention heads of a layer, as the configuration says."""
-    config = getattr(model.module, "config", None)
-    if config is not None and hasattr(config, "get_text_config"):
-        config = config.get_text_config()  # of a model that also sees pictures
+    config = _config(model)
     found = (getattr(config, name, None) for name in _HEAD_COUNTS)
     return next((count for count in found if isinstance(count, int)), None)
 
 
+def _config(model: StreamModel) -> Any:
+    config = getattr(model.module, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        return config.get_text_config()  # of a model that also sees pictures
+    return config
+
+
+def _has_heads(model: StreamModel, layer: int) -> bool:
+    """False for the layers of a hybrid that are no attention: state spaces, convolutions."""
+    for name in _LAYER_KINDS:
+        kinds = getattr(_config(model), name, None)
+        if isinstance(kinds, list | tuple) and len(kinds) > layer:
+            kind = str(kinds[layer])
+            return "attention" in kind and "linear" not in kind
+    return True
+
+
 def _head_matrix(model: StreamModel, layer: int) -> str | None:
+    if not _has_heads(model, layer):
+        return None
     for write in model.spec.blocks[layer].writes:
         if write.name == "attn" and write.output_matrix is not None:
             return write.output_matrix.rpartition(".")[0]

@@ -22,6 +22,7 @@ from resstream.sweep.journal import Journal
 from resstream.sweep.reference import run_by_hooks
 from resstream.sweep.variants import Edit, Variant, resample, zero
 from tests.analysis import families
+from tests.stream import test_families as hybrids
 
 
 @pytest.fixture
@@ -237,6 +238,15 @@ def test_heads_are_refused_where_there_are_none() -> None:
     mamba = StreamModel(families.make("mamba"), name="mamba")
     with pytest.raises(UnsupportedModelError, match=r"heads need an attention write .* mamba"):
         ablate(mamba, families.tokens(), level="head")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "layers"), [("jamba", {4}), ("qwen3_next", {3})])
+def test_only_attention_has_heads(family: str, layers: set[int]) -> None:
+    """In a hybrid the other mixers have none, however wide their output matrices are."""
+    targets = choose_targets(hybrids.make(family), level="head")
+    assert {target.layers[0] for target in targets} == layers
+    assert len(targets) == 4 * len(layers)
 
 
 def test_heads_of_chosen_layers(model: StreamModel) -> None:
