@@ -67,5 +67,5 @@ def test_every_picture_is_used_and_every_page_is_reachable() -> None:
     unused = [path.name for path in (DOCS / "images").iterdir() if path.name not in texts]
     assert unused == []
     nav = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = [page for page in PAGES if not page.startswith(("decisions/", "rules/RS"))]
+    listed = [page for page in PAGES if page.startswith(("verbs/", "errors/", "api/"))]
     assert [page for page in listed if page not in nav] == []

@@ -248,8 +248,9 @@ def _remove_new_hooks(module: Any, own: dict[nn.Module, list[int]]) -> None:
     for part, before in own.items():
         for handle in set(part._forward_hooks) - set(before):
             del part._forward_hooks[handle]
-    if getattr(module, "_output_capturing_hooks_installed", False):
-        module._output_capturing_hooks_installed = False
+    for part in module.modules():  # the model inside a head has a mark of its own
+        if getattr(part, "_output_capturing_hooks_installed", False):
+            part._output_capturing_hooks_installed = False
 
 
 def _readings(

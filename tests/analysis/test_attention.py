@@ -93,3 +93,10 @@ def test_the_native_model_is_read(demo):
     assert result.entropy.shape == (8, 4)
     assert np.isfinite(result.entropy).all()
     assert ((result.first_share > 0) & (result.first_share <= 1)).all()
+
+
+def test_a_second_reading_is_the_first():
+    model, tokens = rs.load(families.make("llama")), families.tokens(2, 6)
+    first, second = attention(model, tokens), attention(model, tokens)
+    np.testing.assert_array_equal(first.entropy, second.entropy)
+    assert not any(part._forward_hooks for part in model.module.modules())
