@@ -38,13 +38,13 @@ def _banner(report: ExperimentReport) -> Banner:
     counts = report.verdicts()
     wrong = counts["does not hold here"]
     open_ones = [
-        record.title
+        record.name
         for record in report.experiments
         if record.verdict == "not testable at this size"
     ]
     said = f"{wrong} of {len(report.experiments)} claims are contradicted by what was measured"
     if open_ones:
-        said += f"; {len(open_ones)} can't be tested at this size: {' '.join(open_ones)}"
+        said += f"; {len(open_ones)} can't be tested at this size: {', '.join(open_ones)}"
     return Banner("plain", f"{counts['holds']} hold, {wrong} do not", sentence(said))
 
 

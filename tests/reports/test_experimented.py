@@ -57,7 +57,7 @@ def test_the_page_says_first_what_is_contradicted_and_what_is_open() -> None:
     banner = experiment_page(SEVERAL).banner
     assert banner.headline == "1 hold, 1 do not"
     assert "1 of 3 claims are contradicted" in banner.sentence
-    assert "Is three so?" in banner.sentence
+    assert "at this size: three" in banner.sentence
 
 
 def test_a_section_has_claim_source_method_and_spread() -> None:

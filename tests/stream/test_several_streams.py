@@ -79,6 +79,7 @@ class OverDepth(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         outputs = [self.embed(tokens)]
         for block in self.blocks:
+            assert isinstance(block, DepthBlock)
             outputs.append(block(outputs) if self.inside else block(block.mixed(outputs)))
         return self.readout(outputs[-1])
 

@@ -23,7 +23,7 @@ def draw_chart(chart: Chart, readings: Readings) -> "go.Figure":
         return interval_rows(rows, value_title=chart.value_title, log=chart.log_value)
     names = dict.fromkeys(item.quantity for item in shown)
     return curves(
-        [_series(name, readings) for name in names],
+        [_series(name, readings, aside=name in chart.context) for name in names],
         value_title=chart.value_title,
         at_title=chart.at_title,
         log_value=chart.log_value,
@@ -48,7 +48,7 @@ def _row(item: Measured) -> IntervalRow:
     return IntervalRow(f"{item.quantity}{place}", item.value, item.low, item.high)
 
 
-def _series(name: str, readings: Readings) -> Series:
+def _series(name: str, readings: Readings, *, aside: bool) -> Series:
     places = readings.places(name)
     items = [readings.at(name, place) for place in places]
     return Series(
@@ -57,4 +57,5 @@ def _series(name: str, readings: Readings) -> Series:
         low=np.array([item.low for item in items], dtype=np.float64),
         high=np.array([item.high for item in items], dtype=np.float64),
         at=np.array(places, dtype=np.float64),
+        aside=aside,
     )

@@ -110,6 +110,8 @@ class Chart:
     log_at: bool = False
     quantities: tuple[str, ...] = ()
     """What is drawn; empty: every quantity that has (lines) or has no place (rows)."""
+    context: tuple[str, ...] = ()
+    """Lines that are there to compare with: drawn grey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

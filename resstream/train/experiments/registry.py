@@ -29,7 +29,7 @@ def experiments() -> tuple[Experiment, ...]:
     """All of them, by the first row of the mission that they belong to."""
     for module in pkgutil.iter_modules(claims.__path__):
         import_module(f"{claims.__name__}.{module.name}")
-    return tuple(sorted(_REGISTERED.values(), key=lambda item: (item.rows, item.name)))
+    return tuple(sorted(_REGISTERED.values(), key=lambda item: (item.rows[0], item.name)))
 
 
 def find_experiments(names: list[str]) -> tuple[Experiment, ...]:

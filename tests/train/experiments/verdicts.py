@@ -30,7 +30,7 @@ def thousand(fixup: float) -> Numbers:
             "DeepNorm (transformer)", "ReZero (transformer)")  # fmt: skip
     lost = ("plain, no skip", "skip, no norm, no scale")
     ends = {("Fixup", 1000.0): fixup}
-    return {(name, 1000.0): 1.0 for name in kept} | {(n, 1000.0): 1e30 for n in lost} | ends
+    return {**{(name, 1000.0): 1.0 for name in kept}, **{(n, 1000.0): 1e30 for n in lost}, **ends}
 
 
 def deep_training(fixup: float) -> Numbers:
@@ -73,7 +73,10 @@ def deepnorm(copied: float) -> Numbers:
 
 
 def erasure(last: float, cosine: float) -> Numbers:
-    found = {("token named from the stream", 0.0): 0.9, ("token named from the stream", 7.0): last}
+    found: Numbers = {
+        ("token named from the stream", 0.0): 0.9,
+        ("token named from the stream", 7.0): last,
+    }
     for name in ("attn", "mlp"):
         found[(f"{name}: cosine of write and stream", 0.0)] = cosine
     return found
@@ -110,7 +113,7 @@ def symptoms(second: float) -> Numbers:
 
 
 def warm_up(post: float) -> Numbers:
-    found = {(f"{name}, {warm}", 0.01): 1.0
+    found: Numbers = {(f"{name}, {warm}", 0.01): 1.0
              for name in ("Pre-LN", "Post-LN") for warm in ("no warm-up", "warm-up")}  # fmt: skip
     return found | {("Post-LN, no warm-up", 0.01): post}
 
@@ -126,7 +129,7 @@ def activations(after: float) -> Numbers:
 def powers(measured: float) -> Numbers:
     names = ("beta = 0.9", "beta = 0.5", "beta = 1", "beta = 1.1", "highway, bias 0",
              "highway, bias -1", "highway, bias -3", "gate, bias 0")  # fmt: skip
-    found = {(name, 6.0): 0.5 for name in names}
+    found: Numbers = {(name, 6.0): 0.5 for name in names}
     found |= {(f"{name}: expected", 6.0): 0.5 for name in names}
     return found | {("beta = 0.9", 6.0): measured}
 

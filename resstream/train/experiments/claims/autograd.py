@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from resstream.train.experiments.experiment import (
     Chart,
@@ -108,11 +107,7 @@ register(
 def _hook_calls(site: str, *, checkpointed: bool, n_layers: int) -> float:
     """Calls of one hook of the first block in a forward and backward pass."""
     model = transformer(n_layers=n_layers, d_model=16, n_heads=2).train()
-    if checkpointed:
-        model.gradient_checkpointing = True
-        model._gradient_checkpointing_func = lambda block, *args, **kwargs: checkpoint(
-            block, *args, use_reentrant=False, **kwargs
-        )
+    model.gradient_checkpointing = checkpointed
     calls: list[int] = []
     hook = model.get_submodule(f"blocks.0.{site}")
     handle = hook.register_forward_hook(lambda *given: calls.append(len(given)))

@@ -85,7 +85,10 @@ register(
         measure=_measure,
         judge=judge_degradation,
         chart=Chart(
-            value_title="training loss after the last step", at_title="layers", log_value=True
+            value_title="training loss after the last step",
+            at_title="layers",
+            log_value=True,
+            context=("residual, no norm, no scale",),
         ),
         method="ReLU nets of width 32 fitted to a random teacher by full-batch Adam at 1e-3.",
         seeds=2,

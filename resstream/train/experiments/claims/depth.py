@@ -100,6 +100,7 @@ register(
             at_title="blocks",
             log_value=True,
             log_at=True,
+            context=tuple(_CONTROLS),
         ),
         method="MLP nets of width 32, transformers of width 16, each rule with its own "
         "initialisation, float32, one forward and backward pass.",

@@ -76,7 +76,13 @@ register(
         rows=(3,),
         measure=_measure_identity,
         judge=judge_identity,
-        chart=Chart(value_title="value (error, or energy after over before)", log_value=True),
+        chart=Chart(
+            value_title="energy of the gradient, after over before",
+            quantities=(
+                "energy of the gradient, s^2 = 0.25 (1 + s^2 expected)",
+                "energy of the gradient, s^2 = 1 (1 + s^2 expected)",
+            ),
+        ),
         method="Jacobian of one Pre-LN MLP block by autograd in float64; random J otherwise.",
         seeds=5,
     )
