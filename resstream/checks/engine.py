@@ -31,7 +31,13 @@ from resstream.checks.readings import Readings, read
 from resstream.checks.registry import RULES
 from resstream.checks.report import Evidence, Finding
 from resstream.checks.rule import Stage, Suspect
-from resstream.checks.rules import rs000_too_short, rs001_not_finite, rs301_exploding, rs302_stalled
+from resstream.checks.rules import (
+    rs000_too_short,
+    rs001_not_finite,
+    rs301_exploding,
+    rs302_stalled,
+    rs303_lossy,
+)
 from resstream.checks.scene import Scene
 from resstream.checks.weights import WeightTable, read_model_weights
 from resstream.errors import UnsupportedModelError
@@ -119,6 +125,8 @@ class Case:
             findings += rs301_exploding.look(recording)
         if "RS302" in self.active:
             findings += rs302_stalled.look(scene.readings, self.lab)
+        if "RS303" in self.active:
+            findings += rs303_lossy.look(self.model, self.corpus)
         return findings
 
     def _record(self) -> Recording:
