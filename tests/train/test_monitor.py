@@ -90,15 +90,35 @@ def test_nothing_is_changed(native, trainer, dtype):
     assert seen.learning_rate == pytest.approx([entry["learning_rate"] for entry in after])
 
 
-def test_what_is_computed_again_is_not_read_again(native, trainer):
+@pytest.fixture
+def reads(monkeypatch):
+    """Counts the looks at a tensor: each read of a site takes its extremes once."""
+    found: list[int] = []
+    extremes = torch.aminmax
+
+    def counting(value: torch.Tensor) -> Any:
+        found.append(1)
+        return extremes(value)
+
+    monkeypatch.setattr(torch, "aminmax", counting)
+    return found
+
+
+READS = 3 * (3 + 1 + 6)
+"""Three steps, in each the stream before three blocks and after the last, and six writes."""
+
+
+def test_what_is_computed_again_is_not_read_again(native, trainer, reads):
     plain, saving = Monitor(), Monitor()
     run(trainer, native(), plain)
+    assert len(reads) == READS
     model = native()
     model.model.gradient_checkpointing = True
     runs = []
     model.model.blocks[1].register_forward_pre_hook(lambda *_: runs.append(model.training))
     run(trainer, model, saving)
     assert sum(runs) == 2 * 3, "each block runs twice a step"
+    assert len(reads) == 2 * READS
     assert plain.recording is not None
     assert saving.recording is not None
     assert np.array_equal(plain.recording.write_norm, saving.recording.write_norm)
@@ -243,10 +263,11 @@ def test_a_bad_loss_is_named(native, trainer):
         run(trainer, model, monitor)
 
 
-def test_evaluation_is_not_read(native, trainer):
+def test_evaluation_is_not_read(native, trainer, reads):
     monitor = Monitor()
     made = trainer(native(), callbacks=[monitor], eval_strategy="steps", eval_steps=1)
     made.train()
+    assert len(reads) == READS
     plain = Monitor()
     run(trainer, native(), plain)
     assert monitor.recording is not None
