@@ -21,6 +21,10 @@ def native(**changes: Any) -> ResidualTransformer:
     return ResidualTransformer(TransformerConfig(**(SIZES | changes))).eval()
 
 
+def blocks_of(model: ResidualTransformer) -> list[Any]:
+    return list(model.get_submodule("blocks").children())
+
+
 def some_tokens() -> Tensor:
     return torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -65,9 +69,9 @@ def test_autocast_does_not_reach_what_multiplies_the_stream(rule):
     """A gate t and its ``1 - t`` in bfloat16 would take 1e-3 from a float32 stream every time."""
     model = native(rule=rule)
     with torch.no_grad():
-        for parameter in model.blocks[0].scales.parameters():
+        for parameter in blocks_of(model)[0].scales.parameters():
             parameter.add_(0.1)
-    scale, stream = model.blocks[0].scales["attn"], torch.randn(2, 7, 32)
+    scale, stream = blocks_of(model)[0].scales["attn"], torch.randn(2, 7, 32)
     terms, carried = scale(stream), scale.carried(stream)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         same, also = scale(stream), scale.carried(stream)
@@ -82,7 +86,7 @@ def test_autocast_does_not_reach_what_multiplies_the_stream(rule):
 def test_a_gate_of_a_half_model_takes_steps_smaller_than_half_a_unit(rule, move):
     """In bfloat16 a step of 1e-4 on a gate of 0.1 would round to nothing."""
     model = move(native(rule=rule))
-    gate = next(model.blocks[0].scales.parameters())
+    gate = next(blocks_of(model)[0].scales.parameters())
     optimizer = torch.optim.SGD([gate], lr=1.0)
     gate.grad = torch.full_like(gate, 1e-5)
     optimizer.step()
@@ -120,7 +124,7 @@ def test_recomputing_gives_the_same_gradients(rule):
                 parameter.add_(0.1)
         model.gradient_checkpointing = is_recomputed
         seen: list[int] = []
-        model.blocks[1].hook_attn_branch.register_forward_hook(
+        blocks_of(model)[1].hook_attn_branch.register_forward_hook(
             lambda *call, seen=seen: seen.append(1)
         )
         model(some_tokens()).square().mean().backward()
@@ -190,7 +194,7 @@ def gradients_of_a_deep_model(rule: str) -> tuple[ResidualTransformer, float]:
 def test_a_thousand_layers_of_rezero():
     model, loss = gradients_of_a_deep_model("rezero")
     assert 2 < loss < 5
-    alphas = [block.scales["block"].alpha.grad.abs().item() for block in model.blocks]
+    alphas = [block.scales["block"].alpha.grad.abs().item() for block in blocks_of(model)]
     assert all(alpha > 0 for alpha in alphas)
     # The stream is the embedding throughout, so the first block learns as the last one does.
     medians = [sorted(part)[50] for part in (alphas[:100], alphas[-100:])]
@@ -200,7 +204,7 @@ def test_a_thousand_layers_of_rezero():
 def test_a_thousand_layers_of_deepnorm():
     model, loss = gradients_of_a_deep_model("deepnorm")
     assert 2 < loss < 5
-    sizes = [block.mlp.down_proj.weight.grad.norm().item() for block in model.blocks]
+    sizes = [block.mlp.down_proj.weight.grad.norm().item() for block in blocks_of(model)]
     assert min(sizes) > 1e-5
     assert 0.1 < sizes[0] / sizes[-1] < 10
 

@@ -61,6 +61,10 @@ def filled(model: ResidualTransformer) -> ResidualTransformer:
     return model
 
 
+def blocks_of(model: ResidualTransformer) -> list[Any]:
+    return list(model.get_submodule("blocks").children())
+
+
 def some_tokens(batch: int = 2, pos: int = 5) -> Tensor:
     return torch.randint(0, 30, (batch, pos), generator=torch.Generator().manual_seed(1))
 
@@ -197,11 +201,11 @@ def test_deepnorm_has_two_forms_of_one_function(eps):
     """``LN(alpha x + F; eps) = LN(x + F / alpha; eps / alpha^2)``; with one eps it is not."""
     skip = filled(native(rule=DeepNorm(), norm=LayerNorm(eps=eps)))
     branch = filled(native(rule=DeepNorm(form="branch"), norm=LayerNorm(eps=eps)))
-    skip_norm, branch_norm = (model.blocks[0].ln1.norm.eps for model in (skip, branch))
+    skip_norm, branch_norm = (blocks_of(model)[0].ln1.norm.eps for model in (skip, branch))
     assert branch_norm == pytest.approx(skip_norm / math.sqrt(6), rel=1e-12)
     want, got = skip(some_tokens()), branch(some_tokens())
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-    for block in branch.blocks:
+    for block in blocks_of(branch):
         for norm in (block.ln1, block.ln2):
             norm.norm = LayerNorm(eps=eps)
     assert (branch(some_tokens()) - want).abs().max() > 1e-7
@@ -251,7 +255,7 @@ def test_highway_carries_what_its_bias_says():
     for bias in (0.0, -1.0, -3.0):
         model = native(rule=Highway(bias=bias)).double()
         with torch.no_grad():
-            for block in model.blocks:
+            for block in blocks_of(model):
                 for name in ("attn", "mlp"):
                     block.scales[name].gate.weight.zero_()
                 block.attn.o_proj.weight.zero_()
@@ -296,7 +300,7 @@ def test_admin_omegas_are_the_variances_so_far():
     variances = [cache[name].var(correction=0).item() for name in ["hook_embed", *names]]
     for index, omega in enumerate(omegas):
         assert omega == pytest.approx(math.sqrt(sum(variances[: index + 1])), rel=1e-5)
-        scale = model.blocks[index // 2].scales["attn" if index % 2 == 0 else "mlp"]
+        scale = blocks_of(model)[index // 2].scales["attn" if index % 2 == 0 else "mlp"]
         assert torch.equal(scale.omega, torch.full((16,), omegas[index]))
     assert profile_admin_(model, some_tokens()) == pytest.approx(omegas)
     with pytest.raises(ValueError, match="must have the rule 'admin'"):
@@ -309,7 +313,7 @@ def test_residual_attention_adds_scores_before_the_softmax():
     _, cache = model.run_with_cache(some_tokens())
     own: list[Tensor] = []
     turns = model._turns(torch.arange(5)[None])
-    for block in model.blocks:
+    for block in blocks_of(model):
         read = cache[f"{block.ln1.hook_normalized.name}"]
         own.append(block.attn(read, position_embeddings=turns)[1])
     summed = own[0]
@@ -342,7 +346,7 @@ STARTS = [
 
 @pytest.mark.parametrize(("rule", "start"), STARTS, ids=lambda item: str(item)[:20])
 def test_learned_scales_start_as_published(rule, start):
-    scale = scale_of(native(rule=rule).blocks[0], "attn")
+    scale = scale_of(blocks_of(native(rule=rule))[0], "attn")
     assert next(scale.parameters()).flatten()[0].item() == pytest.approx(start)
 
 
@@ -358,5 +362,5 @@ def test_rates_of_fixup_and_of_the_depth_rules():
 def test_deepnorm_takes_the_constants_of_another_stack():
     alpha, beta = deepnorm_constants("decoder", n_encoder=6, n_decoder=3)
     rule = DeepNorm(alpha=alpha, beta=beta)
-    assert native(rule=rule).blocks[0].scales["mlp"].skip_scale == alpha == 9**0.25
+    assert blocks_of(native(rule=rule))[0].scales["mlp"].skip_scale == alpha == 9**0.25
     assert rule.init_gain("value", DEPTH) == beta == 36**-0.25
