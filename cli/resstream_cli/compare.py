@@ -34,9 +34,10 @@ def compare(
     dtype: options.Dtype = None,
     as_json: options.Json = False,
     out: options.Out = None,
+    html: options.Html = None,
 ) -> None:
     """Find changed weights, where the streams part, and what each changed block costs both ways."""
-    outputs = Outputs(as_json=as_json, out=out)
+    outputs = Outputs(as_json=as_json, out=out, html=html)
     own = open_model(model, device=device, dtype=dtype)
     other = open_model(reference, device=device, dtype=dtype)
     corpus = open_text(own, text, sequences=sequences, context=context, bos=bos, seed=seed)
@@ -44,7 +45,9 @@ def compare(
         from resstream.checks.comparison import compare as run
 
         result = run(own, other, corpus, seed=seed)
-    outputs.emit(result, lambda: _shown(result))
+    from resstream.reports.compared import compare_page
+
+    outputs.emit(result, lambda: _shown(result), lambda: compare_page(result))
 
 
 def _shown(result: "CompareResult") -> RenderableType:

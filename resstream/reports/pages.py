@@ -21,6 +21,7 @@ _PAGES = {
     "resstream.attribute": "attributed:attribute_page",
     "resstream.attribution_patch": "patched:attribution_patch_page",
     "resstream.check": "pages:check_page",
+    "resstream.compare": "compared:compare_page",
     "resstream.experiment": "experimented:experiment_page",
     "resstream.gradients": "profiled:profile_page",
     "resstream.lens_profile": "lensed:lens_profile_page",

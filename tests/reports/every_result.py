@@ -34,6 +34,15 @@ def trained() -> rs.TunedLensResult:
     return rs.tuned_lens(model(), tokens(), config=config)[1]
 
 
+def compared() -> Result:
+    """The model against one of which a write was changed."""
+    from resstream.checks.comparison import compare
+
+    other = rs.load(families.make("llama"))
+    rs.inject(other, "scale", layer=1, write="mlp", severity=3.0)
+    return compare(other, model(), tokens())
+
+
 MAKERS: dict[str, Callable[[], Result]] = {
     "resstream.ablate/1": lambda: rs.ablate(model(), tokens()),
     "resstream.attention/1": lambda: rs.attention(model(), tokens()),
@@ -42,6 +51,7 @@ MAKERS: dict[str, Callable[[], Result]] = {
         model(), pairs(), site="resid_pre"
     ),
     "resstream.check/1": lambda: rs.check(model(), tokens()),
+    "resstream.compare/1": compared,
     "resstream.gradients/1": lambda: rs.gradients(model(), tokens()),
     "resstream.lens_profile/1": lambda: rs.lens_profile(model(), tokens()),
     "resstream.logit_lens/1": lambda: rs.logit_lens(model(), tokens(), targets=[5]),

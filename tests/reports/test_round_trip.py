@@ -13,10 +13,8 @@ from resstream.reports.pages import page_of
 from resstream.stream.result import Result
 from tests.reports.every_result import MAKERS
 
-MADE_ELSEWHERE = {
-    "resstream.compare/1", "resstream.experiment/1", "resstream.monitor/1", "resstream.train/1",
-}  # fmt: skip
-"""Two models or a training run are needed; see tests/checks and tests/train."""
+MADE_ELSEWHERE = {"resstream.experiment/1", "resstream.monitor/1", "resstream.train/1"}
+"""A training run is needed; see tests/train."""
 
 SPECIAL = (np.nan, np.inf, -np.inf)
 
