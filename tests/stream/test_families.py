@@ -228,6 +228,7 @@ def test_post_ln_encoders(family: str) -> None:
         assert max(write.residue for write in block.writes) < 2e-6
 
 
+@pytest.mark.filterwarnings("ignore:going on without the tokenizer")  # it has half of one
 def test_a_real_post_ln_checkpoint(data_path: Any) -> None:
     from resstream.stream.loading import load
 
