@@ -14,6 +14,7 @@ import torch
 from resstream.errors import ResultError
 from resstream.stream.files import write_directory
 from resstream.stream.provenance import Provenance, package_versions
+from resstream.train.experiments import stacks, tasks
 from resstream.train.experiments.experiment import (
     Experiment,
     Key,
@@ -138,10 +139,10 @@ def _finite_or_infinite(value: float) -> float:
 
 
 def recipe_of(experiment: Experiment) -> str:
-    """Hash of the module that measures and judges."""
+    """Hash of the module that measures and judges, and of what all of them are built from."""
     module = inspect.getmodule(experiment.measure)
     assert module is not None, "an experiment is defined in a module"
-    return _digest(inspect.getsource(module))
+    return _digest("".join(inspect.getsource(part) for part in (module, stacks, tasks)))
 
 
 def _digest(text: str) -> str:
