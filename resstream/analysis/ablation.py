@@ -48,7 +48,7 @@ from resstream.sweep.walk_plan import (
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is to do, in layer-tokens."""
 
-_BATCH_TOKENS = 1024
+_BATCH_TOKENS = 512
 
 
 def ablate(  # noqa: PLR0913  (all but the first two are options)
@@ -144,7 +144,10 @@ class AblationSweep:
         self._kind: Kind = kind
         self._seed = seed
         self._memory = memory or free_memory(model.device)
-        self._batches = list(corpus.batches(_BATCH_TOKENS))
+        most = _BATCH_TOKENS
+        if kind == "resample":  # another sequence must be in the batch
+            most = max(most, 2 * max(map(len, corpus.sequences)))
+        self._batches = list(corpus.batches(most))
         if kind != "mean":  # the means are not known yet; the others are refused before the work
             for batch in self._batches:
                 make_variants(targets, kind, len(batch.rows), {}, seed)
@@ -182,7 +185,7 @@ class AblationSweep:
 
         means: Means = {}
         if self._kind == "mean":
-            means = mean_values(self._model, self._corpus, self._targets, _BATCH_TOKENS, count)
+            means = mean_values(self._model, self._batches, self._targets, count)
         for number, batch in enumerate(self._batches):
             losses = self._run_batch(number, batch, means, journal, count, per_token=per_token)
             for row, own in zip(batch.rows, losses.swapaxes(0, 1), strict=True):

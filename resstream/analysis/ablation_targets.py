@@ -13,7 +13,7 @@ from resstream.errors import ConfigError, TextError
 from resstream.stream.model import StreamModel
 from resstream.stream.sites import match_sites
 from resstream.stream.spec import WriteSpec
-from resstream.stream.texts import Corpus
+from resstream.stream.texts import Batch
 from resstream.sweep.patches import at_edit, head_site, head_slices, patched_layers
 from resstream.sweep.variants import Change, Edit, Variant, replace, resample, within, zero
 
@@ -148,9 +148,8 @@ def _from_mean(mean: Tensor) -> Change:
 @torch.no_grad()
 def mean_values(
     model: StreamModel,
-    corpus: Corpus,
+    batches: Sequence[Batch],
     targets: Sequence[Target],
-    batch_tokens: int,
     progress: Callable[[int], None],
 ) -> Means:
     """Mean of the values at the sites of `targets`, summed in float64."""
@@ -165,7 +164,7 @@ def mean_values(
 
         return add
 
-    for batch in corpus.batches(batch_tokens):
+    for batch in batches:
         frame = model.begin(batch.tokens)
         stream = frame.stream
         with ExitStack() as stack:
@@ -174,5 +173,7 @@ def mean_values(
             for layer in range(model.spec.n_layers):
                 stream = model.run_block(layer, stream, frame)
                 progress(batch.tokens.numel())
-    counts = torch.tensor([len(corpus.sequences), corpus.n_predicted], dtype=torch.float64)
+    sequences = sum(len(batch.rows) for batch in batches)
+    rest = sum(batch.tokens.numel() for batch in batches) - sequences
+    counts = torch.tensor([sequences, rest], dtype=torch.float64)
     return {site: total / counts[:, None] for site, total in sums.items()}

@@ -45,6 +45,7 @@ def stream_losses(
         own = goal[done : done + len(logits)]
         losses.append(functional.cross_entropy(logits.float(), own, reduction="none"))
         done += len(logits)
+        del logits  # before the next are made
     return torch.cat(losses).view(tokens.shape[0], tokens.shape[1] - 1)
 
 

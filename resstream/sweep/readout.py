@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from resstream.stream.model import StreamModel
 from resstream.stream.writers import tolerance
 
-_BYTES_AT_ONCE = 32 << 20
+_BYTES_AT_ONCE = 16 << 20
 _CUTS: WeakKeyDictionary[StreamModel, bool] = WeakKeyDictionary()
 """Models for which it was tried, and whether it gave the same."""
 
@@ -54,9 +54,10 @@ class Readout:
             if self._cut:
                 with self._cut_head():
                     yield self._model.readout(part[:, None])[:, 0]
+            elif self._columns is None:
+                yield self._model.readout(part[:, None])[:, 0]  # no name would keep it alive
             else:
-                logits = self._model.readout(part[:, None])[:, 0]
-                yield logits if self._columns is None else logits[:, self._columns]
+                yield self._model.readout(part[:, None])[:, 0, self._columns]
 
     @torch.no_grad()
     def _can_cut(self, example: Tensor) -> bool:

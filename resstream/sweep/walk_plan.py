@@ -18,12 +18,13 @@ from resstream.sweep.memory import (
     show_bytes,
     stream_bytes,
 )
-from resstream.sweep.packed import ROWS
 from resstream.sweep.readout import Readout
 from resstream.sweep.variants import Variant
 from resstream.sweep.walk import blocks_walked, group_variants
 
-_GROUP_ROWS = 16 * ROWS
+_ROWS = 512
+"""Positions that go through a block at once: more would not make the products faster."""
+_GROUP_ROWS = 16 * _ROWS
 """Rows of all variants that walk together: little to lose if interrupted, and each further group
 costs no more than a block or two of the base."""
 _BASE_STREAMS = 6
@@ -47,7 +48,7 @@ class WalkPlan:
 
 def rows_at_once(batch_tokens: int) -> int:
     """Positions that go through a block at once for a batch of so many tokens."""
-    return max(ROWS, batch_tokens)
+    return max(_ROWS, batch_tokens)
 
 
 def most_together(model: StreamModel, shape: Shape, memory: int | None) -> int:
@@ -110,7 +111,7 @@ def estimate_seconds(model: StreamModel, plan: WalkPlan, text_tokens: int, longe
         text_tokens: Tokens of the text; each variant is read out on them.
         longest: Tokens of the longest sequence.
     """
-    frame = model.begin(probe_tokens(model, max(1, ROWS // longest), longest))
+    frame = model.begin(probe_tokens(model, max(1, _ROWS // longest), longest))
     rows = frame.stream[..., 0].numel()
     began = monotonic()
     stream = model.run_block(0, frame.stream, frame)
