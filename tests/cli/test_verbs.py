@@ -268,6 +268,7 @@ def test_what_makes_check_fail(
 ) -> None:
     from dataclasses import replace
 
+    from resstream.checks import checking
     from resstream.checks.report import Finding
 
     finding = Finding(
@@ -281,13 +282,13 @@ def test_what_makes_check_fail(
         evidence=(),
         remedy="none",
     )
-    real = rs.check
+    real = checking.check_and_fix
 
-    def report(*arguments: Any, **options: Any) -> rs.CheckReport:
-        found = real(*arguments, **options)
-        return replace(found, findings=(finding,), verdict="findings")
+    def report(*arguments: Any, **options: Any) -> tuple[rs.CheckReport, dict[str, Any]]:
+        found, weights = real(*arguments, **options)
+        return replace(found, findings=(finding,), verdict="findings"), weights
 
-    monkeypatch.setattr(rs, "check", report)
+    monkeypatch.setattr(checking, "check_and_fix", report)
     shown = call("check", checkpoint, "--fail-on", fail_on)
     assert shown.exit_code == exit_code
     assert "it [bold]is[/bold] so" in shown.stdout, "a statement is text, not markup"
