@@ -17,8 +17,8 @@ from resstream_cli.ablate import ablate
 from resstream_cli.attribute import attribute
 from resstream_cli.bisect import bisect
 from resstream_cli.check import check
-from resstream_cli.experiment import experiment
 from resstream_cli.compare import compare
+from resstream_cli.experiment import experiment
 from resstream_cli.explain import explain
 from resstream_cli.inject import inject
 from resstream_cli.inspect import inspect
