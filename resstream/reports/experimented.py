@@ -17,7 +17,7 @@ def experiment_page(report: ExperimentReport) -> Page:
         title=_title(report),
         banner=_banner(report),
         facts=(
-            *report.verdicts().items(),
+            *(report.verdicts().items() if len(report.experiments) > 1 else ()),
             ("seconds in all", sum(record.seconds for record in report.experiments)),
         ),
         sections=sections,
