@@ -234,7 +234,7 @@ def _eager(module: Any) -> Iterator[None]:
             f"{type(module).__name__} does not give attention patterns: it is no transformers "
             "model and has no hook_pattern"
         )
-    own = {part: list(part._forward_hooks) for part in module.modules()}
+    own = {part: list(_hooks_of(part)) for part in module.modules()}
     module.set_attn_implementation("eager")
     try:
         yield
@@ -243,11 +243,16 @@ def _eager(module: Any) -> Iterator[None]:
         _remove_new_hooks(module, own)
 
 
+def _hooks_of(part: nn.Module) -> dict[int, Any]:
+    return part._forward_hooks  # pyright: ignore[reportPrivateUsage]  (torch has no public name)
+
+
 def _remove_new_hooks(module: Any, own: dict[nn.Module, list[int]]) -> None:
     """The library leaves its recording hooks on the model; they are taken off again."""
     for part, before in own.items():
-        for handle in set(part._forward_hooks) - set(before):
-            del part._forward_hooks[handle]
+        hooks = _hooks_of(part)
+        for handle in set(hooks) - set(before):
+            del hooks[handle]
     for part in module.modules():  # the model inside a head has a mark of its own
         if getattr(part, "_output_capturing_hooks_installed", False):
             part._output_capturing_hooks_installed = False

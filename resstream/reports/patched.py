@@ -90,8 +90,7 @@ def path_patch_page(result: PathPatchResult) -> Page:
 
 
 def _largest_rows(frame: "pd.DataFrame", column: str) -> tuple[tuple[object, ...], ...]:
-    order = frame[column].abs().sort_values(ascending=False, kind="stable").index
-    chosen = frame.loc[order[:_MOST_ROWS]]
+    chosen = frame.sort_values(column, key=abs, ascending=False, kind="stable")[:_MOST_ROWS]
     return tuple(tuple(row) for row in chosen.astype(object).to_numpy().tolist())
 
 

@@ -157,7 +157,7 @@ class Result(ABC):
 
         A notebook that knows no form but HTML (Colab, a page made of it) has the table beneath.
         """
-        figure = self.plot()
+        figure: Any = self.plot()
         bundle = figure._repr_mimebundle_()
         return {**bundle, "text/html": figure._repr_html_() + self._table_html()}
 

@@ -81,7 +81,9 @@ def name_of_key(key: Key, *, n_layers: int) -> str:
     """
     if isinstance(key, str):
         return key
-    name, layer, part = (*key, None, None)[:3]
+    name = key[0]
+    layer = key[1] if len(key) > 1 else None
+    part = key[2] if len(key) > 2 else None
     where: list[str] = []
     if layer is not None:
         where += ["blocks", str(layer + n_layers if layer < 0 else layer)]

@@ -13,8 +13,8 @@ from resstream_cli.app import app
 from resstream_cli.attribute import attribute
 from resstream_cli.bisect import bisect
 from resstream_cli.check import Severity, check
-from resstream_cli.experiment import experiment
 from resstream_cli.compare import compare
+from resstream_cli.experiment import experiment
 from resstream_cli.explain import explain
 from resstream_cli.inject import Fault, inject
 from resstream_cli.inspect import inspect as inspect_verb
