@@ -102,7 +102,7 @@ class TensorReader:
         flat = own.contiguous().cpu().reshape(-1)
         if not flat.numel():
             return
-        self._digest.update(memoryview(flat.view(torch.uint8).numpy()))
+        self._digest.update(flat.view(torch.uint8).numpy().data)
         wide = own if own.dtype == torch.float64 else own.float()
         n_bad = int(wide.numel() - wide.isfinite().sum())
         if n_bad:
