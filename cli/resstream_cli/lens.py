@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import resstream as rs
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from resstream import LensProfileResult, LogitLensResult, TunedLensResult
 
 _MOST_COLUMNS = 7
+_COLUMN_WIDTH = 13
+"""A token of ten letters at most with its probability: as many as fit are shown."""
 
 
 def lens(
@@ -122,9 +124,10 @@ def lens(
 def _prompt_shown(read: "LogitLensResult") -> RenderableType:
     """The likeliest token at each depth, for the last positions of the prompt."""
     length = int((read.tokens[0] >= 0).sum())
-    shown = range(max(0, length - _MOST_COLUMNS), length)
+    place = max(1, (Console().width - _COLUMN_WIDTH) // _COLUMN_WIDTH)
+    shown = range(max(0, length - min(place, _MOST_COLUMNS)), length)
     tokens = read.texts_of(read.tokens[0, shown.start : length])
-    headings = ("read after", *(f"{i}:{text!r}" for i, text in zip(shown, tokens, strict=True)))
+    headings = ("read after", *(f"{i}\n{text!r}" for i, text in zip(shown, tokens, strict=True)))
     lines = [f"{read.model}: the likeliest next token at each depth, with its probability"]
     lines += list(_followed(read, length - 1))
     rows = list(_cells(read, shown))

@@ -58,6 +58,27 @@ def test_profile(call: "Call", checkpoint: Path, tmp_path: Path, reading: str) -
 
 
 @pytest.mark.parametrize(
+    ("reading", "headings"),
+    [
+        ("ranks", "depth tokens effective rank participation ratio anisotropy largest channel"),
+        ("attention", "layer head entropy first token sink rate write norm dormant"),
+        ("gradients", "depth stream, 5 % stream, median stream, 95 % weights"),
+        ("precision", "depth tokens drift write error lost share stream / write"),
+    ],
+)
+def test_profile_on_the_screen(
+    call: "Call", checkpoint: Path, monkeypatch: pytest.MonkeyPatch, reading: str, headings: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    options = ["--sequences", 4, "--context", 16]
+    ended = call("profile", checkpoint, "--reading", reading, *options)
+    assert ended.exit_code == 0, ended.stderr
+    lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert headings in lines
+    assert "nan" not in ended.stdout
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--prompt", "a", "--text", "b.txt"], "--prompt and --text exclude each other"),
