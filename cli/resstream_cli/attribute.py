@@ -69,7 +69,10 @@ def _shown(result: "AttributionResult") -> RenderableType:
 
     mean, erased = result.contributions.mean(0), np.median(result.erased, axis=0)
     largest = np.argsort(-np.abs(mean), kind="stable")[:_MOST_ROWS]
-    rows = [(result.parts[i], signed(float(mean[i])), float(erased[i])) for i in largest]
+    rows = [
+        (result.parts[i], signed(float(mean[i])), None if np.isnan(erased[i]) else float(erased[i]))
+        for i in largest
+    ]
     lines = [
         f"{result.model}: {', '.join(dict.fromkeys(result.question))}",
         f"explained {result.explained.mean():+.4f} logits; the parts sum to "

@@ -179,17 +179,24 @@ def _shown(result: "PatchResult") -> RenderableType:
             f"{result.screening.largest_difference:.4f} at most, Pearson "
             f"{result.screening.pearson:.3f}"
         )
-    headings = ("layer", "position", "head", "token", "effect", "95% from", "to", "normalised")
-    rows = [_row(result, *place) for place in result.largest(_ROWS)]
+    named = [_row(result, *place) for place in result.largest(_ROWS)]
+    headings = tuple(named[0]) if named else ()
+    rows = [tuple(row.values()) for row in named]
     return Group(*(Text(printable(line)) for line in facts), table(headings, rows))
 
 
-def _row(result: "PatchResult", layer: int, position: int, head: int | None) -> tuple[object, ...]:
+def _row(result: "PatchResult", layer: int, position: int, head: int | None) -> dict[str, object]:
+    """Heading -> value; columns that this result can't fill are left out."""
     at = (layer, position) if head is None else (layer, position, head)
-
-    def number(values: Any) -> object:
-        return None if values is None else float(values[at])
-
-    token = printable(result.tokens[position])
-    ends = (number(result.ci_low), number(result.ci_high), number(result.normalised))
-    return (layer, position, head, token, signed(float(result.effects[at])), *ends)
+    row: dict[str, object] = {"layer": layer, "position": position}
+    if head is not None:
+        row["head"] = head
+    row |= {"token": repr(result.tokens[position]), "effect": signed(float(result.effects[at]))}
+    if result.ci_low is not None and result.ci_high is not None:
+        row |= {
+            "95% from": signed(float(result.ci_low[at])),
+            "to": signed(float(result.ci_high[at])),
+        }
+    if result.normalised is not None:
+        row["normalised"] = float(result.normalised[at])
+    return row

@@ -27,6 +27,12 @@ COLUMNS = {
 }
 """Heading of the table -> metric of the recording."""
 
+_LEGEND = (
+    "Medians over tokens. write norm: size of the write, in units of the stream; relative: over "
+    "the size of the stream it is added to; cosine: with that stream; top channel: share of its "
+    "square in one channel; survives: share that is still there at the end (1: all of it)."
+)
+
 
 def record(
     model: options.Model,
@@ -85,4 +91,4 @@ def _shown(recording: "Recording") -> RenderableType:
     if culprit is not None:
         facts.append(f"not finite: {culprit.value} first at {culprit.site}, token {culprit.token}")
     lines = (Text(printable(line)) for line in facts)
-    return Group(*lines, table(("layer", "write", *COLUMNS), rows))
+    return Group(*lines, table(("layer", "write", *COLUMNS), rows), Text(_LEGEND))

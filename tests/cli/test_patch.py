@@ -41,6 +41,19 @@ def test_table_and_files(call: Call, checkpoint: Path, pairs: Path, tmp_path: Pa
     assert "Where does it lie?" in page.read_text("utf-8")
 
 
+def test_one_pair_has_no_interval(
+    call: Call, checkpoint: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    one = call("patch", checkpoint, "--pairs", pairs)
+    assert one.exit_code == 0, one.stderr
+    assert "effect" in one.stdout
+    assert "95% from" not in one.stdout
+    (row,) = json.loads(pairs.read_text())
+    pairs.write_text(json.dumps([row, row | {"corrupted": [3, 9, 5, 6]}]))
+    assert "95% from" in call("patch", checkpoint, "--pairs", pairs).stdout
+
+
 def test_plan_runs_nothing(call: Call, checkpoint: Path, pairs: Path) -> None:
     ended = call("patch", checkpoint, "--pairs", pairs, "--plan", "--json")
     plan = json.loads(ended.stdout)
