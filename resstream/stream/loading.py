@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from resstream.errors import CheckpointError, ConfigError, UnsupportedModelError
+from resstream.stream.hub import is_reachable
 from resstream.stream.model import StreamModel
 from resstream.stream.quiet import quiet
 
@@ -124,12 +125,20 @@ def _from_checkpoint(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf is not None:
         options["gguf_file"] = gguf
+    is_id = not Path(place).exists()
+    if is_id and not is_reachable():
+        options["local_files_only"] = True  # what was fetched before can still be used
     try:
         config = _config(place, options)
         module = _weights(place, config, dtype, options)
     except (UnsupportedModelError, CheckpointError):
         raise
     except Exception as err:  # many libraries read a checkpoint; all of them fail in their own way
+        if options.get("local_files_only"):
+            raise CheckpointError(
+                f"no such file or directory: {text}; nor is it in the cache of the model hub, "
+                "which can't be reached from here"
+            ) from err
         where = _damaged_file(place) or text
         raise CheckpointError(f"cannot load {where}: {_one_line(err)}") from err
     return module, _tokenizer(place, options)

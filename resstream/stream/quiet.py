@@ -1,20 +1,45 @@
-"""Keep transformers' progress bars and advice off the terminal while it reads or saves."""
+"""Keep the libraries' progress bars and advice off the terminal while they read or save."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers inside the context; its settings are as before afterwards."""
+    """Silence transformers and the hub's client inside the context; they are as before afterwards.
+
+    What fails is raised, and said once by who catches it.
+    """
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level, bars, hub_level = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        hub.get_verbosity(),
+    )
     logging.set_verbosity_error()
+    hub.set_verbosity(hub.CRITICAL)
     logging.disable_progress_bar()
+    try:
+        with _quiet_gguf():
+            yield
+    finally:
+        logging.set_verbosity(level)
+        hub.set_verbosity(hub_level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _quiet_gguf() -> Iterator[None]:
+    """The reader of GGUF files draws a bar of its own, which no setting reaches."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    bar = reader.tqdm
+    reader.tqdm = partial(bar, disable=True)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        reader.tqdm = bar
