@@ -86,6 +86,7 @@ app = typer.Typer(
     cls=_Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # so that a bracket is a bracket, and a paragraph one
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _verb in (

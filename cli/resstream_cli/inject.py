@@ -71,7 +71,7 @@ def inject(
         str | None,
         typer.Option("--other", metavar="MODEL", help="Where the layer comes from (stale)."),
     ] = None,
-    text: options.Text = None,
+    text: options.TextToo = None,
     sequences: options.Sequences = 16,
     seed: options.Seed = 0,
     device: options.Device = None,

@@ -26,7 +26,7 @@ SCHEMA = "resstream.inspect/1"
 def inspect(
     model: options.Model,
     *,
-    text: options.Text = None,
+    text: options.TextToo = None,
     sequences: options.Sequences = 4,
     seed: options.Seed = 0,
     device: options.Device = None,

@@ -21,7 +21,11 @@ Json = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Save the result there as JSON, CSV and Parquet."),
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Save the run there: JSON, CSV and Parquet, arrays, page, what was asked.",
+    ),
 ]
 Html = Annotated[
     Path | None,
@@ -43,6 +47,12 @@ Text = Annotated[
         metavar="FILE",
         help="Text to run on: .txt, .jsonl or .parquet.",
         show_default="a text that comes with resstream",
+    ),
+]
+TextToo = Annotated[
+    Path | None,
+    typer.Option(
+        "--text", metavar="FILE", help="Measure on a text as well: .txt, .jsonl or .parquet."
     ),
 ]
 Sequences = Annotated[

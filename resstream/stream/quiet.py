@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 
 @contextmanager
@@ -35,8 +37,7 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _quiet_gguf() -> Iterator[None]:
     """The reader of GGUF files draws a bar of its own, which no setting reaches."""
-    from transformers import modeling_gguf_pytorch_utils as reader
-
+    reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
     bar = reader.tqdm
     reader.tqdm = partial(bar, disable=True)
     try:
