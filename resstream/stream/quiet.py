@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from logging import CRITICAL
 from typing import Any
 
 
@@ -22,7 +23,7 @@ def quiet() -> Iterator[None]:
         hub.get_verbosity(),
     )
     logging.set_verbosity_error()
-    hub.set_verbosity(hub.CRITICAL)
+    hub.set_verbosity(CRITICAL)
     logging.disable_progress_bar()
     try:
         with _quiet_gguf():
