@@ -13,6 +13,7 @@ from rich.text import Text
 import resstream as rs
 from resstream.errors import ConfigError
 from resstream_cli import options
+from resstream_cli.fixes import tried_fixes
 from resstream_cli.inputs import open_model, open_text
 from resstream_cli.outputs import Outputs, say
 from resstream_cli.progress import working
@@ -245,9 +246,7 @@ def _shown(report: "CheckReport") -> RenderableType:
         table(headings, rows),
         *map(Text, dict.fromkeys(remedies)),
     ]
-    if report.remedies:
-        parts.append(_tried(report))
-    return Group(*parts)
+    return Group(*parts, *tried_fixes(report))
 
 
 def _facts(report: "CheckReport") -> list[str]:
@@ -260,22 +259,3 @@ def _facts(report: "CheckReport") -> list[str]:
     if report.accepted:
         facts.append(f"{len(report.accepted)} findings are accepted by the baseline")
     return [*facts, f"verdict: {report.verdict}"]
-
-
-def _tried(report: "CheckReport") -> RenderableType:
-    """Fixes that were tried, the best of each finding marked."""
-    headings = ("best", "code", "layer", "write", "fix", "loss", "with it", "95 % of the change")
-    rows = [
-        (
-            "x" if item.best else "",
-            item.code,
-            None if item.layer < 0 else item.layer,
-            item.write,
-            item.remedy,
-            f"{item.loss_before:.4g}",
-            f"{item.loss_after:.4g}",
-            f"{item.ci[0]:.3g} to {item.ci[1]:.3g}",
-        )
-        for item in report.remedies
-    ]
-    return table(headings, rows)

@@ -52,5 +52,6 @@ def effect_evidence(outcome: Outcome, threshold: float) -> Evidence:
 def gain_of(outcome: Outcome) -> str:
     """What a repair brings, as the second half of a statement."""
     if outcome.experiment.measure == "loss":
-        return f"{outcome.trial.label} lowers the loss by {-outcome.effect:.3g} nats per token"
-    return f"{outcome.trial.label} changes the output by {outcome.effect:.3g} nats (KL)"
+        lower = f"lowers the loss by {-outcome.effect:.3g} nats per token"
+        return f"the test '{outcome.trial.label}' {lower}"
+    return f"the test '{outcome.trial.label}' changes the output by {outcome.effect:.3g} nats (KL)"

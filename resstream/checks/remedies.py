@@ -33,6 +33,8 @@ _MOST_TO_CHOOSE, _MOST_TO_MEASURE = 16, 32
 """Sequences at most: more would cost time and change no choice."""
 _STEPS = (0.25, 0.5, 2.0, 4.0)
 """Beside the neighbours' size, these multiples of it are tried."""
+_RESIZED = ("RS102", "RS103", "RS201")
+"""Rules whose advice begins with a rescaling, which is also tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Candidate:
 
     label: str
     weights: Weights
+    short: str = ""
+    """The label without names of weights; the label itself where this is empty."""
 
 
 @dataclass(kw_only=True)
@@ -112,6 +116,8 @@ class Clinic:
             n_tokens=int(counts.sum()),
             held_out=len(self.corpus.sequences) >= _ENOUGH,
             best=best,
+            short=candidate.short or candidate.label,
+            parameters=tuple(candidate.weights),
         )
 
 
@@ -137,18 +143,20 @@ def candidates_for(finding: Finding, clinic: Clinic) -> Iterator[Candidate]:
         yield from _finite(finding, clinic)
     if write is None:
         return
-    if finding.code in ("RS102", "RS103", "RS201", "RS203"):
+    if finding.code in (*_RESIZED, "RS203"):
         yield from _resized(write, clinic)
     if finding.code in ("RS201", "RS202", "RS203", "RS404"):
         yield from _clipped(write, clinic)
     if finding.code in ("RS203", "RS204", "RS402"):
-        yield _scaled(clinic, write, -1.0, f"turn the sign of {write.output_matrix}")
+        label = f"turn the sign of {write.output_matrix}"
+        yield _scaled(clinic, write, -1.0, label, "x -1")
     if finding.code in ("RS107", "RS201", "RS202", "RS203", "RS204", "RS402"):
-        yield _scaled(clinic, write, 0.0, f"remove the write (set {write.output_matrix} to 0)")
+        label = f"remove the write (set {write.output_matrix} to 0)"
+        yield _scaled(clinic, write, 0.0, label, "x 0 (no write)")
 
 
-def _scaled(clinic: Clinic, write: WriteSpec, factor: float, label: str) -> Candidate:
-    return Candidate(label=label, weights=scaled_output(clinic.model, write, factor))
+def _scaled(clinic: Clinic, write: WriteSpec, factor: float, label: str, short: str) -> Candidate:
+    return Candidate(label=label, weights=scaled_output(clinic.model, write, factor), short=short)
 
 
 def _write_of(finding: Finding, model: StreamModel) -> WriteSpec | None:
@@ -197,10 +205,10 @@ def _finite(finding: Finding, clinic: Clinic) -> Iterator[Candidate]:
 def _resized(write: WriteSpec, clinic: Clinic) -> Iterator[Candidate]:
     """Output matrix or gain brought to the neighbours' size, and some multiples of it."""
     places = (
-        (write.output_matrix, scaled_output, "output matrix"),
-        (f"{write.reader}.weight", scaled_gain, "gain of the norm before the write"),
+        (write.output_matrix, scaled_output, "output matrix", "x"),
+        (f"{write.reader}.weight", scaled_gain, "gain of the norm before the write", "gain x"),
     )
-    for name, scaled, what in places:
+    for name, scaled, what, short in places:
         reading = clinic.table.find(name)
         if reading is None or reading.layer is None or not reading.norm > 0:
             continue
@@ -209,7 +217,11 @@ def _resized(write: WriteSpec, clinic: Clinic) -> Iterator[Candidate]:
         factors = [step / ratio for step in (1.0, *_STEPS)] if abs(math.log(ratio)) > 0.3 else []
         for factor in factors:
             weights = scaled(clinic.model, write, factor)
-            yield Candidate(label=f"multiply the {what} ({name}) by {factor:.3g}", weights=weights)
+            yield Candidate(
+                label=f"multiply the {what} ({name}) by {factor:.3g}",
+                weights=weights,
+                short=f"{short} {factor:.3g}",
+            )
 
 
 def _clipped(write: WriteSpec, clinic: Clinic) -> Iterator[Candidate]:
@@ -221,6 +233,7 @@ def _clipped(write: WriteSpec, clinic: Clinic) -> Iterator[Candidate]:
     yield Candidate(
         label=f"scale the row of channel {channel} in {write.output_matrix} down to the others'",
         weights=clipped_row(clinic.model, write, channel),
+        short=f"row of channel {channel} as the others",
     )
 
 
@@ -255,9 +268,16 @@ def _named(finding: Finding, trial: RemedyTrial | None) -> Finding:
     where = "on held-out tokens" if trial.held_out else "on the same tokens"
     tried = (
         f"{trial.remedy}: the loss goes from {trial.loss_before:.4g} to {trial.loss_after:.4g} "
-        f"{where}; or {finding.remedy}"
+        f"{where}; or {_else(finding)}"
     )
     return replace(finding, remedy=tried)
+
+
+def _else(finding: Finding) -> str:
+    """The rule's advice, without its rescaling where rescalings have been tried and measured."""
+    if finding.code not in _RESIZED:
+        return finding.remedy
+    return finding.remedy.partition(", or ")[2] or finding.remedy
 
 
 def export_fix(model: StreamModel, weights: Weights, directory: str | Path) -> Path:

@@ -105,7 +105,11 @@ class RemedyTrial:
     held_out: bool
     """False if there were too few sequences to keep some apart."""
     best: bool
-    """True for the fix that is named first, and exported."""
+    """True for the fix that is named first, and exported; other tokens have chosen it."""
+    short: str = ""
+    """The remedy without the names of the weights, such as ``x 0.0219``."""
+    parameters: tuple[str, ...] = ()
+    """Names of the weights that it changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,8 @@ RULE = Rule(
     "activations, and the last block's norm jumps: all are needed, and rescaling them does harm. "
     "Behind a true culprit later writes are large as well; a write that stands out from both sides "
     "is held against the side before it, and victims are judged with the culprit repaired.",
-    fix="divide the output matrix by the ratio above, or restore the layer from an earlier "
-    "checkpoint; in training, a LayerScale or a smaller learning rate for this layer",
+    fix="bring the output matrix down to its neighbours' size, or restore the layer from an "
+    "earlier checkpoint; in training, a LayerScale or a smaller learning rate for this layer",
     source="Sun et al. (2024), Massive Activations in Large Language Models.",
     example="resstream check demo:polluted",
     suspects=lambda scene: _suspects(scene),
