@@ -1,4 +1,4 @@
-"""The table of the fixes that a check tried: short cells, three of them, and how they are judged."""
+"""The table of fixes that a check tried: short cells, three rows, and how they are judged."""
 
 from types import SimpleNamespace
 from typing import Any
