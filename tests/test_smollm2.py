@@ -169,12 +169,13 @@ def test_a_fault_is_found(
 
 
 _RECORD = """
-import resource, sys
+import sys
 from pathlib import Path
 import resstream as rs
+from resstream.sweep.memory import peak_memory
 model = rs.load(sys.argv[1])
 rs.record(model, Path(sys.argv[2]), context=250, max_sequences=int(sys.argv[3]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak_memory())
 """
 
 

@@ -86,10 +86,11 @@ class Outputs:
 
         The directory of a run holds the result, its page, and what the verb was asked.
         """
+        if self.out is not None:
+            result.save(self.out)
         if page is not None and (self.html is not None or self.out is not None):
             self._save_page(page())
         if self.out is not None:
-            result.save(self.out)
             _save_run(self.out)
             say(f"saved in {self.out}")
         if self.as_json:

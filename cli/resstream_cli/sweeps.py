@@ -1,7 +1,5 @@
 """What verbs that run sweeps share: a plan, a journal to resume from, and the memory taken."""
 
-import resource
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -90,7 +88,6 @@ def show_plan(first: str, plan: Planned, seconds: float) -> RenderableType:
 
 def say_peak_memory() -> None:
     """Tell the most memory that this process ever had, the model included."""
-    from resstream.sweep.memory import show_bytes
+    from resstream.sweep.memory import peak_memory, show_bytes
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    say(f"peak resident memory {show_bytes(peak if sys.platform == 'darwin' else peak * 1024)}")
+    say(f"peak resident memory {show_bytes(peak_memory())}")

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from resstream.sweep.patches import head_count
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _UNKNOWN = 4 * 2**30
 _MEMORY_INFO = Path("/proc/meminfo")
+_PROCESS_STATUS = Path("/proc/self/status")
 _WITHOUT_SCORES = ("sdpa", "flash_attention_2", "flash_attention_3")
 _CELL_BYTES = 160
 """A cell as Python keeps it, its place in a list, and its result."""
@@ -47,6 +49,22 @@ def free_memory(device: torch.device) -> int:
         if found is not None:
             return int(found[1]) * 1024 // 2
     return _UNKNOWN
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has had in memory at once.
+
+    Not the system's `ru_maxrss` where it can be helped: that one begins with the size of the
+    process that started this one.
+    """
+    if _PROCESS_STATUS.is_file():
+        found = re.search(r"^VmHWM:\s*(\d+) kB", _PROCESS_STATUS.read_text(), re.MULTILINE)
+        if found is not None:
+            return int(found[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def show_bytes(count: float) -> str:

@@ -14,13 +14,14 @@ Finder = Callable[[str], Path]
 
 BODY, SINK = 0, 1
 PEAK_MEMORY = """
-import resource, sys
+import sys
 import resstream as rs
+from resstream.sweep.memory import peak_memory
 
 model, text, n_tokens = sys.argv[1:]
 recording = rs.record(rs.load(model), text, context=250, max_sequences=int(n_tokens) // 250)
 assert recording.n_tokens.sum() == int(n_tokens)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak_memory())
 """
 
 

@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 import resstream as rs
 from resstream.errors import ConfigError
+from resstream.sweep.memory import peak_memory
 
 what, length, count, site, metric, megabytes = json.loads(sys.argv[1])
 torch.manual_seed(0)
@@ -32,9 +33,6 @@ def run(tokens, memory):
     pairs = [pair(row.tolist()) for row in tokens]
     return rs.patch(model, pairs, site=site, metric=metric, memory=memory)
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
 run(tokens[:2, :8], None)
 before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 if megabytes is None:  # as little as it says that it needs, and room for a little more
@@ -44,7 +42,7 @@ if megabytes is None:  # as little as it says that it needs, and room for a litt
         megabytes = float(str(error).split(" needs ")[1].split(" MiB")[0]) + 10
 allowed = int(megabytes * 2**20)
 run(tokens, allowed)
-print(json.dumps([peak() - before, allowed]))
+print(json.dumps([peak_memory() - before, allowed]))
 """
 
 
