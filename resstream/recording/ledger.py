@@ -83,7 +83,6 @@ class WriteSums:
             return False
         self.write_norm[index] = own["write_norm"]
         self.stream_norm[index] = own["stream_norm"]
-        self.branch_norm[index] = own["branch_norm"]
         self.dot[index] = own["stream_dot_write"]
         self._fill_peak(index, write)
         return True

@@ -138,9 +138,9 @@ class Reading:
         index, write = pending.index, pending.write
         if statistics is None or not self.sums.fill_measured(index, write, statistics):
             self.sums.fill(index, write, *self._stream_before(index))
-            spec = self._route.writes[index]
-            if spec.branch is None:
-                self.sums.branch_norm[index] = self.sums.write_norm[index] / abs(spec.scale)
+        spec = self._route.writes[index]
+        if spec.branch is None:  # else its own reader has measured it, before any norm behind it
+            self.sums.branch_norm[index] = self.sums.write_norm[index] / abs(spec.scale)
         self._look_for_bad(pending.stop, write, self.sums.write_norm[index])
         self._add(index, write)
 

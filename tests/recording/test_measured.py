@@ -49,6 +49,17 @@ def test_statistics_of_the_write_are_the_recorders(
             assert np.allclose(value, one, rtol=1e-4, atol=1e-6, equal_nan=True), field.name
 
 
+@pytest.mark.parametrize("placement", ["pre", "sandwich"])
+def test_every_row_of_the_table_is_the_same(placement: str) -> None:
+    """With a norm behind the sublayer, the kernel's branch is not the sublayer's raw output."""
+    module = make("plain", placement=placement)
+    wanted = recorded(module).to_dataframe()
+    module.set_fusion("torch")
+    found = recorded(module).to_dataframe()
+    for column in ("mean", "q50"):
+        assert np.allclose(found[column], wanted[column], rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
 def test_a_write_that_is_too_small_to_square_is_summed_apart() -> None:
     module = make("plain")
     with torch.no_grad():
