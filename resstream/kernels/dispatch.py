@@ -119,7 +119,12 @@ def residual_write(  # noqa: PLR0913 (the operands of one formula; see `referenc
         cast=cast,
         stats=stats,
     )
-    return _runner(plan_write(operands, options, impl).impl)(operands, options)
+    return run_planned(plan_write(operands, options, impl), operands, options)
+
+
+def run_planned(plan: Plan, operands: WriteOperands, options: WriteOptions) -> ResidualWrite:
+    """Run a write as `plan_write` planned it."""
+    return _runner(plan.impl)(operands, options)
 
 
 def plan_write(operands: WriteOperands, options: WriteOptions, impl: Impl = "auto") -> Plan:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from resstream.errors import ConfigError
-from resstream.kernels.dispatch import Plan, plan_write, residual_write
+from resstream.kernels.dispatch import Plan, plan_write, run_planned
 from resstream.kernels.reference import Norm, ResidualWrite, WriteOperands, WriteOptions
 
 Fusion = Literal["auto", "off", "torch", "triton"]
@@ -84,9 +84,8 @@ def may_fuse(stream: Tensor, fusion: Fusion) -> bool:
 
 
 def plan_fused(operands: WriteOperands, options: WriteOptions, fusion: Fusion) -> Plan | None:
-    """Which implementation of the fused write runs; None: separate operators."""
-    has_skip = isinstance(operands.skip_scale, Tensor) or operands.skip_scale != 0.0
-    if not (has_skip and may_fuse(operands.stream, fusion)):
+    """Which implementation of a write that `may_fuse` runs; None: separate operators."""
+    if not isinstance(operands.skip_scale, Tensor) and operands.skip_scale == 0.0:
         return None  # without a skip path the stream is not 0 * x, but gone
     if fusion == "torch":
         return plan_write(operands, options, "torch")
@@ -139,15 +138,7 @@ def fuse(  # noqa: PLR0913  (the operands of one write)
     plan = plan_fused(operands, options, fusion)
     if plan is None:
         return None, SEPARATE
-    written = residual_write(
-        **vars(operands),
-        norm=options.norm,
-        eps=options.eps,
-        out_dtype=options.out_dtype,
-        stats=stats,
-        impl=plan.impl,
-    )
-    return written, plan
+    return run_planned(plan, operands, options), plan
 
 
 def version_of(tensor: Tensor) -> int | None:

@@ -87,7 +87,7 @@ class WritingBlock(nn.Module):
         return getattr(self, f"ln{self.names.index(name) + 1}{suffix}")
 
     def _hook(self, name: str, part: Literal["branch", "scale", "out"]) -> nn.Module:
-        return self.get_submodule(f"hook_{name}_{part}")
+        return getattr(self, f"hook_{name}_{part}")
 
     def read(
         self, name: str, stream: Float[Tensor, "*batch d_read"], condition: Tensor | None
