@@ -1,73 +1,21 @@
 """All rules by code, and which of them a check uses."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
+from resstream.checks import rules
 from resstream.checks.rule import Rule
-from resstream.checks.rules import (
-    rs000_too_short,
-    rs001_not_finite,
-    rs101_zero,
-    rs102_faint,
-    rs103_starved,
-    rs104_constant,
-    rs105_even_attention,
-    rs106_sink_attention,
-    rs107_rank,
-    rs201_large,
-    rs202_channel,
-    rs203_harmful,
-    rs204_erasing,
-    rs301_exploding,
-    rs302_stalled,
-    rs303_lossy,
-    rs401_zero_matrix,
-    rs402_untrained,
-    rs403_coarse,
-    rs404_outlier,
-    rs405_permuted,
-    rs406_duplicate,
-    rs407_swapped,
-    rs501_narrow_stream,
-    rs502_post_norm,
-    rs503_large_init,
-    rs601_differs,
-    rs602_changed,
-)
 from resstream.errors import ConfigError
 
-RULES: dict[str, Rule] = {
-    module.RULE.code: module.RULE
-    for module in (
-        rs000_too_short,
-        rs001_not_finite,
-        rs101_zero,
-        rs102_faint,
-        rs103_starved,
-        rs104_constant,
-        rs105_even_attention,
-        rs106_sink_attention,
-        rs107_rank,
-        rs201_large,
-        rs202_channel,
-        rs203_harmful,
-        rs204_erasing,
-        rs301_exploding,
-        rs302_stalled,
-        rs303_lossy,
-        rs401_zero_matrix,
-        rs402_untrained,
-        rs403_coarse,
-        rs404_outlier,
-        rs405_permuted,
-        rs406_duplicate,
-        rs407_swapped,
-        rs501_narrow_stream,
-        rs502_post_norm,
-        rs503_large_init,
-        rs601_differs,
-        rs602_changed,
-    )
-}
+
+def _rules() -> Iterator[Rule]:
+    """The rule of every file of the package, whose names begin with the codes."""
+    for name in sorted(module.name for module in iter_modules(rules.__path__)):
+        yield import_module(f"{rules.__name__}.{name}").RULE
+
+
+RULES: dict[str, Rule] = {rule.code: rule for rule in _rules()}
 """Code to rule, in the order of the codes."""
 
 CODES = tuple(RULES)
@@ -94,10 +42,10 @@ def rule_named(code: str) -> Rule:
     Raises:
         ConfigError: There is none.
     """
-    (found, *_) = _matching(code) if code.upper() in RULES else (None,)
+    found = RULES.get(code.upper())
     if found is None:
         raise ConfigError(_unknown(code))
-    return RULES[found]
+    return found
 
 
 def _codes(given: str | Collection[str]) -> list[str]:
