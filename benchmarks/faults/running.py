@@ -8,12 +8,11 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
 
 import resstream as rs
 from benchmarks.faults.grid import FaultCase
 from resstream.analysis.intervals import bootstrap_interval, by_document
-from resstream.analysis.losses import token_losses
+from resstream.analysis.losses import sequence_losses
 from resstream.stream.texts import Corpus, read_corpus
 
 FUNCTIONAL_NATS = 0.02
@@ -52,26 +51,15 @@ def corpus_of(name: str, data: Path | None) -> Corpus:
 
 
 @lru_cache
-def healthy_losses(name: str, data: Path | None) -> tuple[float, ...]:
+def healthy_losses(name: str, data: Path | None) -> np.ndarray:
     """Loss of each sequence, summed over tokens, of the model as it should be."""
-    return tuple(sequence_losses(load_model(name, data), corpus_of(name, data)))
-
-
-@torch.no_grad()
-def sequence_losses(model: "rs.StreamModel", corpus: Corpus) -> list[float]:
-    """Loss of each sequence, summed over its tokens."""
-    found = [0.0] * len(corpus.sequences)
-    for batch in corpus.batches(1024):
-        losses = token_losses(model.forward(batch.tokens), batch.tokens).double().sum(1)
-        for row, value in zip(batch.rows, losses.tolist(), strict=True):
-            found[row] = value
-    return found
+    return sequence_losses(load_model(name, data), corpus_of(name, data))
 
 
 def screen(case: FaultCase, model: "rs.StreamModel", data: Path | None) -> dict[str, Any]:
     """The paired change of the loss of a damaged model, with an interval."""
     corpus = corpus_of(case.model, data)
-    change = np.array(sequence_losses(model, corpus)) - np.array(healthy_losses(case.model, data))
+    change = sequence_losses(model, corpus) - healthy_losses(case.model, data)
     counts = np.array([len(sequence) - 1 for sequence in corpus.sequences])
     cost = float(change.sum() / counts.sum())
     low, high = bootstrap_interval(*by_document(change, counts, np.array(corpus.documents)))

@@ -1,5 +1,6 @@
 """Numbers a token at a time: cross-entropy of what came next, and divergence of two outputs."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,14 +11,19 @@ from resstream.stream.texts import Corpus
 from resstream.sweep.readout import Readout
 
 
+@torch.no_grad()
+def sequence_losses(model: StreamModel, corpus: Corpus) -> Float[np.ndarray, " sequence"]:
+    """Cross-entropy of each sequence, summed over its tokens, in nats."""
+    found = np.zeros(len(corpus.sequences))
+    for batch in corpus.batches():
+        losses = token_losses(model.forward(batch.tokens), batch.tokens)
+        found[list(batch.rows)] = losses.double().sum(1).cpu().numpy()
+    return found
+
+
 def mean_loss(model: StreamModel, corpus: Corpus) -> float:
     """Cross-entropy of `model` on `corpus`, in nats per predicted token."""
-    total = 0.0
-    with torch.no_grad():
-        for batch in corpus.batches():
-            losses = token_losses(model.forward(batch.tokens), batch.tokens)
-            total += float(losses.double().sum())
-    return total / corpus.n_predicted
+    return float(sequence_losses(model, corpus).sum()) / corpus.n_predicted
 
 
 def token_losses(

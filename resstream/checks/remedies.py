@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 
 from resstream.analysis.intervals import bootstrap_interval, by_document
-from resstream.analysis.losses import token_losses
+from resstream.analysis.losses import sequence_losses
 from resstream.checks.keys import Key, key_of
 from resstream.checks.repairs import Weights, clipped_row, output_weight, scaled_gain, scaled_output
 from resstream.checks.report import Finding, RemedyTrial
@@ -26,7 +26,6 @@ from resstream.stream.spec import WriteSpec
 from resstream.stream.substitution import substituted
 from resstream.stream.texts import Corpus
 
-_BATCH_TOKENS = 1024
 _ENOUGH = 8
 """Sequences from which half of them are kept apart."""
 _MOST_TO_CHOOSE, _MOST_TO_MEASURE = 16, 32
@@ -119,16 +118,6 @@ class Clinic:
             short=candidate.short or candidate.label,
             parameters=tuple(candidate.weights),
         )
-
-
-@torch.no_grad()
-def sequence_losses(model: StreamModel, corpus: Corpus) -> Float[np.ndarray, " sequence"]:
-    """Cross-entropy of each sequence, summed over its tokens, in nats."""
-    found = np.zeros(len(corpus.sequences))
-    for batch in corpus.batches(_BATCH_TOKENS):
-        losses = token_losses(model.forward(batch.tokens), batch.tokens)
-        found[list(batch.rows)] = losses.double().sum(1).cpu().numpy()
-    return found
 
 
 def candidates_for(finding: Finding, clinic: Clinic) -> Iterator[Candidate]:
