@@ -80,6 +80,12 @@ def replace_first(output: Any, tensor: Tensor) -> Any:
     return tuple(rest) if isinstance(output, tuple) else rest
 
 
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """Largest absolute difference of two tensors; places where both are NaN count as 0."""
+    both_nan = one.isnan() & other.isnan()
+    return float(torch.where(both_nan, 0.0, (one - other).abs()).max())
+
+
 def same_tensor(one: Tensor, other: Tensor) -> bool:
     """Equal shape and equal values, NaN counting as equal to NaN."""
     return one.shape == other.shape and bool(

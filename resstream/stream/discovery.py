@@ -15,7 +15,13 @@ from resstream.errors import DiscoveryError
 from resstream.stream import anatomy
 from resstream.stream.blocks import describe_block
 from resstream.stream.calling import Caller, vocabulary_size
-from resstream.stream.calls import BlockCall, find_call, first_tensor, same_tensor
+from resstream.stream.calls import (
+    BlockCall,
+    find_call,
+    first_tensor,
+    largest_difference,
+    same_tensor,
+)
 from resstream.stream.several_streams import Step, name_streams
 from resstream.stream.skeleton import Skeleton
 from resstream.stream.spec import ReadoutSpec, StreamSpec
@@ -203,9 +209,7 @@ def _replay_error(
             raise DiscoveryError("a block stopped returning a tensor when replayed")
         stream = result
     replayed = skeleton.readout(caller.example, stream)
-    both_nan = replayed.isnan() & output.isnan()
-    difference = torch.where(both_nan, torch.zeros_like(output), (replayed - output).abs())
-    error = float(difference.max())
+    error = largest_difference(replayed, output)
     size = float(output[output.isfinite()].abs().max()) if bool(output.isfinite().any()) else 1.0
     if not error <= tolerance(output.dtype) * max(size, 1e-30):
         raise DiscoveryError(
@@ -257,7 +261,5 @@ def _is_causal(module: nn.Module, caller: Caller, output: Tensor) -> bool:
     changed = caller.example.clone()
     changed[:, -1] = (changed[:, -1] + 1) % size
     other = caller(changed)
-    before, after = output[:, :-1], other[:, :-1]
     scale = float(torch.nan_to_num(output, posinf=0, neginf=0).abs().max())
-    difference = torch.where(before.isnan() & after.isnan(), 0.0, (after - before).abs())
-    return float(difference.max()) <= 1e-5 * scale
+    return largest_difference(output[:, :-1], other[:, :-1]) <= 1e-5 * scale

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from resstream.errors import SilentHookError, UnsupportedModelError
 from resstream.stream import sites
 from resstream.stream.calling import Caller
-from resstream.stream.calls import BlockCall, first_tensor
+from resstream.stream.calls import BlockCall, first_tensor, largest_difference
 from resstream.stream.discovery import Discovery, discover
 from resstream.stream.hooks import Attacher, Hook
 from resstream.stream.spec import StreamSpec
@@ -132,8 +132,7 @@ class StreamModel:
             stream = frame.stream
             for layer in range(self.spec.n_layers):
                 stream = self.run_block(layer, stream, frame)
-            difference = (self.readout(stream) - self.forward(inputs)).abs()
-        return float(torch.nan_to_num(difference, nan=0.0).max())
+            return largest_difference(self.readout(stream), self.forward(inputs))
 
     def run(self, inputs: Tensor, hooks: Mapping[str, Hook]) -> Tensor:
         """The model's own forward with hooks.
