@@ -41,7 +41,7 @@ from resstream.checks.rules import (
 from resstream.checks.scene import Scene
 from resstream.checks.weights import WeightTable, read_model_weights
 from resstream.errors import UnsupportedModelError
-from resstream.recording.recorder import record
+from resstream.recording.recorder import AtEnd, record
 from resstream.recording.result import Recording
 from resstream.stream.model import StreamModel
 from resstream.stream.texts import Corpus
@@ -78,7 +78,7 @@ class Case:
 
     def solve(self) -> list[Finding]:
         """All findings; readings and estimates of the model as it is are kept."""
-        recording = self._record()
+        recording = self._record(at_end=self.lab.hear)
         self.readings = read(recording, self.model.spec.writes)
         self.estimates = np.full(len(self.readings.writes), np.nan)
         self.progress(1, STEPS)
@@ -94,7 +94,7 @@ class Case:
     def _not_finite(self, recording: Recording) -> Finding | None:
         if recording.first_non_finite is not None:
             return rs001_not_finite.in_stream(recording.first_non_finite)
-        self.lab.measure_base()
+        self.lab.settle_base()
         return rs001_not_finite.in_readout() if self.lab.has_nan else None
 
     def _facts(self) -> list[Finding]:
@@ -129,9 +129,9 @@ class Case:
             findings += rs303_lossy.look(self.model, self.corpus)
         return findings
 
-    def _record(self) -> Recording:
+    def _record(self, at_end: AtEnd | None = None) -> Recording:
         with self.lab.repaired():
-            return record(self.model, self.corpus)
+            return record(self.model, self.corpus, at_end=at_end)
 
     def _scene(self, readings: Readings, estimates: Float[np.ndarray, " write"]) -> Scene:
         return Scene(

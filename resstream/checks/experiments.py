@@ -23,7 +23,7 @@ from resstream.checks.report import Experiment
 from resstream.stream.model import StreamModel
 from resstream.stream.spec import WriteSpec
 from resstream.stream.substitution import substituted
-from resstream.stream.texts import Corpus
+from resstream.stream.texts import Batch, Corpus
 from resstream.sweep.replay import BaseRun, run_base
 from resstream.sweep.variants import Change, Edit
 
@@ -104,6 +104,7 @@ class Lab:
     standing: list[Trial] = field(default_factory=list)
     done: list[Outcome] = field(default_factory=list)
     base_loss: float = math.nan
+    _heard: float = field(default=0.0, init=False)
     informative: bool = False
     """True if the loss says something about the model."""
     has_nan: bool = False
@@ -119,17 +120,23 @@ class Lab:
         """What effects are measured by."""
         return "loss" if self.informative else "divergence"
 
-    def measure_base(self) -> None:
-        """Measure the clean loss and see whether it says something."""
-        total = 0.0
-        with torch.no_grad():
-            for batch in self.corpus.batches(_BATCH_TOKENS):
-                logits = self.model.forward(batch.tokens)
-                self.has_nan = self.has_nan or bool(logits.isnan().any())
-                if self.model.spec.causal:
-                    total += float(token_losses(logits, batch.tokens).double().sum())
+    @torch.no_grad()
+    def hear(self, batch: Batch, stream: Tensor) -> None:
+        """Take the clean loss of a batch from its last stream, which the recorder hands over.
+
+        A few rows at a time: the logits of a batch that the recorder likes may be gigabytes.
+        """
+        step = max(1, _BATCH_TOKENS // stream.shape[1])
+        for rows, tokens in zip(stream.split(step), batch.tokens.split(step), strict=True):
+            logits = self.model.readout(rows)
+            self.has_nan = self.has_nan or bool(logits.isnan().any())
+            if self.model.spec.causal:
+                self._heard += float(token_losses(logits, tokens).double().sum())
+
+    def settle_base(self) -> None:
+        """See whether the clean loss says something, once all batches were heard."""
         if self.model.spec.causal:
-            self.base_loss = total / self.corpus.n_predicted
+            self.base_loss = self._heard / self.corpus.n_predicted
             self._judge(self.base_loss)
 
     def _judge(self, loss: float) -> None:

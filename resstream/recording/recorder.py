@@ -20,6 +20,8 @@ from resstream.stream.provenance import provenance_of
 from resstream.stream.sites import EMBED, FINAL_NORM, match_sites
 from resstream.stream.texts import Batch, Corpus, Texts, read_corpus
 
+AtEnd = Callable[[Batch, Tensor], None]
+
 _BATCH_BYTES = 128 << 20
 """Room for the writes of one batch, which are kept until its last stream is known."""
 
@@ -37,6 +39,7 @@ def record(  # noqa: PLR0913  (all but the first two are options)
     max_sequences: int | None = None,
     max_tokens: int | None = None,
     seed: int = 0,
+    at_end: AtEnd | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recording:
     """Record statistics of every write, in one pass and in memory that does not grow with the text.
@@ -53,6 +56,8 @@ def record(  # noqa: PLR0913  (all but the first two are options)
         max_tokens: Tokens of one batch; by default as many as fit 128 MiB of writes on a CPU and
             1 GiB elsewhere.
         seed: Of the random ids that are read where there is no text to be had.
+        at_end: Called with each batch and its last stream ``[batch, pos, d_model]``, so that a loss
+            (`StreamModel.readout` of it) needs no run of its own.
         progress: Called after each batch with the sequences done and their total.
 
     Raises:
@@ -76,7 +81,10 @@ def record(  # noqa: PLR0913  (all but the first two are options)
     done, total = 0, len(corpus.sequences)
     with nullcontext() if keep is None else keep_activations(keep, chosen, provenance) as writer:
         for batch in corpus.batches(max_tokens or _tokens_that_fit(model)):
-            totals.take(_read_batch(model, batch, totals.route, writer), batch.rows)
+            reading, stream = _read_batch(model, batch, totals.route, writer)
+            totals.take(reading, batch.rows)
+            if at_end is not None:
+                at_end(batch, stream)
             done += len(batch.rows)
             if progress is not None:
                 progress(done, total)
@@ -108,7 +116,7 @@ def _tokens_that_fit(model: StreamModel) -> int:
 @torch.no_grad()
 def _read_batch(
     model: StreamModel, batch: Batch, route: Route, writer: ActivationWriter | None
-) -> Reading:
+) -> tuple[Reading, Tensor]:
     frame = model.begin(batch.tokens)
     blocks = measuring_blocks(model)
     reading = Reading(route, frame.stream, waits=bool(blocks))
@@ -116,6 +124,8 @@ def _read_batch(
     by_site: dict[str, list[Reader]] = {}
     for site, reader in readers:
         by_site.setdefault(site, []).append(reader)
+    last: list[Tensor] = []
+    by_site.setdefault(route.points[-1], []).append(last.append)
     hooks = {site: _in_turn(together) for site, together in by_site.items()}
     with measured(blocks, reading.take):
         if {EMBED, FINAL_NORM} & hooks.keys():
@@ -125,7 +135,7 @@ def _read_batch(
     reading.require_complete()
     if writer is not None:
         writer.close_batch(batch, frame.stream.shape[1])
-    return reading
+    return reading, last[-1]
 
 
 def _in_turn(readers: Sequence[Reader]) -> Reader:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from resstream.analysis.losses import mean_loss
 from resstream.checks.checking import check
 from resstream.checks.experiments import clip_channel
 from resstream.checks.readings import neighbours_of
@@ -191,7 +192,10 @@ class TestDemos:
     def test_demo_is_healthy(self) -> None:
         report = self.report("demo")
         assert report.verdict == "healthy"
-        assert report.base_loss < 0.9 * math.log(load("demo").spec.d_vocab or 2)
+        demo = load("demo")
+        assert report.base_loss < 0.9 * math.log(demo.spec.d_vocab or 2)
+        clean = mean_loss(demo, read_corpus(demo, None, max_sequences=48))
+        assert report.base_loss == pytest.approx(clean, rel=1e-6)
         assert np.isfinite([row.estimated_effect for row in report.writes]).all()
 
     def test_collapsed(self) -> None:

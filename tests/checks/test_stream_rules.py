@@ -66,9 +66,10 @@ def test_a_stall_is_a_stretch_beside_blocks_that_move(layers: range, expected: l
     model = stalled_demo(layers)
     corpus = read_corpus(model, None, context=64, max_sequences=8)
     lab = Lab(model, corpus, 0)
-    lab.measure_base()
+    recording = record(model, corpus, at_end=lab.hear)
+    lab.settle_base()
     lab.informative = True
-    found = rs302_stalled.look(read(record(model, corpus), model.spec.writes), lab)
+    found = rs302_stalled.look(read(recording, model.spec.writes), lab)
     assert [finding.layer for finding in found] == expected
 
 

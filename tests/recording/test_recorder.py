@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from resstream.recording.reading import Reading
 from resstream.recording.recorder import record
 from resstream.recording.route import plan_route
 from resstream.stream.model import StreamModel
-from resstream.stream.texts import read_corpus
+from resstream.stream.texts import Batch, read_corpus
 from tests.recording.reference import run_and_keep, slow_metrics
 from tests.stream.test_families import make
 from tests.stream.test_own_modules import Block, Net, Opaque
@@ -166,6 +167,23 @@ def test_recording_changes_nothing_and_leaves_nothing() -> None:
     for part in model.module.modules():
         assert not part._forward_hooks
         assert not part._forward_pre_hooks
+
+
+@pytest.mark.parametrize("kept", [None, ["hook_embed"]])
+def test_the_last_stream_of_each_batch_is_handed_over(
+    kept: list[str] | None, tmp_path: Path
+) -> None:
+    model, ids = make("llama"), tokens(5, 9)
+    heard: list[tuple[tuple[int, ...], Tensor]] = []
+
+    def hear(batch: Batch, stream: Tensor) -> None:
+        heard.append((tuple(batch.rows), model.readout(stream)))
+
+    place = tmp_path / "kept" if kept else None
+    with torch.no_grad():
+        record(model, ids, at_end=hear, max_tokens=18, sites=kept, keep=place)
+        assert [rows for rows, _ in heard] == [(0, 1), (2, 3), (4,)]
+        assert torch.equal(torch.cat([logits for _, logits in heard]), model.forward(ids))
 
 
 def test_sequences_of_different_length() -> None:
