@@ -1,11 +1,11 @@
 """Run the fault benchmark and print its table.
 
-    python -m benchmarks.faults --results DIR --data DIR [--half report] [--table FILE]
+    python -m benchmarks.faults --results DIR --data DIR --smollm2 DIR [--half report]
     python -m benchmarks.faults --results DIR --standing [--smollm2 DIR --text FILE]
 
-Every fault is screened first (what does it cost?); `check` runs on those that cost something.
-Whatever DIR holds already is not run again.  Exits with 1 if a control has a confirmed finding, or
-a standing case went wrong.
+Every fault is screened first (what does it cost?); `check` runs on those that cost something, and
+each is compared with the undamaged model.  Whatever the folder of results holds is not run again.
+Exits with 1 if a control has a confirmed finding, or a standing case went wrong.
 """
 
 import argparse
@@ -17,10 +17,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from benchmarks.faults import controls, standing
-from benchmarks.faults.grid import FaultCase, cases
-from benchmarks.faults.running import damaged, examine, screen
-from benchmarks.faults.scoring import summary
+from benchmarks.faults import standing
+from benchmarks.faults.controls import controls
+from benchmarks.faults.controls import examine as examine_control
+from benchmarks.faults.grid import cases
+from benchmarks.faults.models import Sources
+from benchmarks.faults.running import contrast, examine, screen
+from benchmarks.faults.scoring import by_reference, summary
 from benchmarks.faults.table import write_table
 
 Item = TypeVar("Item")
@@ -34,47 +37,37 @@ def main() -> int:
     if options.standing:
         return standing.run(options.results / "standing.jsonl", options.smollm2, options.text)
     stop = monotonic() + 60 * options.minutes
+    sources = Sources(options.results, options.data, options.smollm2)
     chosen = sorted(
-        (case for case in cases() if options.half in (None, case.half)),
+        (case for case in cases() if options.half in (None, case.half) and sources.has(case.model)),
         key=lambda case: hashlib.sha256(case.name.encode()).hexdigest(),
     )  # in an order without meaning, so that a run that was cut short is a fair sample
-    screened = _fill(options.results / "screens.jsonl", chosen, _screen(options.data), stop)
-    pairs = [(case, screened[case.name]) for case in chosen if case.name in screened]
-    wanted = [case for case, row in pairs if row["functional"]]
-    checked = _fill(options.results / "checks.jsonl", wanted, _check(options.data), stop)
-    clean = _fill(
-        options.results / "controls.jsonl",
-        list(controls.controls()),
-        lambda control: controls.examine(control, options.data),
-        stop,
-    )
+
+    def fill(
+        name: str, items: Iterable[Item], run: Callable[[Item, Sources], Row]
+    ) -> dict[str, Row]:
+        return _fill(options.results / f"{name}.jsonl", items, lambda i: run(i, sources), stop)
+
+    screened = fill("screens", chosen, screen)
+    pairs = [
+        (case, row)
+        for case in chosen
+        if (row := screened.get(case.name)) is not None and "refused" not in row
+    ]
+    checked = fill("checks", [case for case, row in pairs if row["functional"]], examine)
+    compared = fill("references", [case for case, _ in pairs], contrast)
+    clean = {} if options.half == "tune" else fill("controls", controls(), examine_control)
     whole = [
-        (case, row | checked.get(case.name, {}))
+        (case, row | compared.get(case.name, {}) | checked.get(case.name, {}))
         for case, row in pairs
         if not row["functional"] or case.name in checked
     ]
-    print("\n".join(summary(whole)))
+    print("\n".join([*summary(whole), "", *by_reference(whole)]))
     alarms = [row for row in clean.values() if any(f[3] == "confirmed" for f in row["found"])]
     print(f"{len(alarms)} of {len(clean)} controls with a confirmed finding")
     if options.table is not None:
         write_table(options.table, whole, list(clean.values()))
     return 1 if alarms else 0
-
-
-def _screen(data: Path | None) -> Callable[[FaultCase], Row]:
-    def run(case: FaultCase) -> Row:
-        with damaged(case, data) as model:
-            return screen(case, model, data)
-
-    return run
-
-
-def _check(data: Path | None) -> Callable[[FaultCase], Row]:
-    def run(case: FaultCase) -> Row:
-        with damaged(case, data) as model:
-            return {"name": case.name, **examine(case, model, data)}
-
-    return run
 
 
 def _fill(

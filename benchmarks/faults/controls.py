@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 
 import resstream as rs
+from benchmarks.faults.models import RULES, Sources, load_model
 from resstream.stream.texts import read_corpus
 
+_SHIPPED = ("demo", "stories260K", "smollm2")
 _TEXTS = ("tinystories_sample.txt", "tinyshakespeare.txt", "the_verdict.txt")
-_RULES = ("plain", "layer_scale", "rezero_norm", "deepnorm")
+_UNTRAINED = ("plain", "layer_scale", "rezero_norm", "deepnorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Control:
     """One healthy model and one text."""
 
     model: str
-    """``demo``, ``stories260K``, ``llama:SEED`` (random), or ``native:RULE:SEED`` (untrained)."""
+    """A trained model, ``llama:SEED`` (random), or ``native:RULE:SEED`` (untrained)."""
     text: str | None
     bos: bool | None = None
     sequences: int = 16
@@ -35,28 +36,35 @@ class Control:
 
 def controls() -> Iterator[Control]:
     """At least forty."""
-    for model in ("demo", "stories260K"):
+    for model in _SHIPPED:
         for text in _TEXTS:
             for bos in (True, False):
                 yield Control(model=model, text=text, bos=bos)
-                yield Control(model=model, text=text, bos=bos, sequences=48, context=64)
+                if model != "smollm2":
+                    yield Control(model=model, text=text, bos=bos, sequences=48, context=64)
         yield Control(model=model, text=_TEXTS[0], sequences=1, context=12)
     yield Control(model="demo", text=None)
-    yield Control(model="demo", text=None, sequences=150)
+    yield Control(model="demo", text=None, sequences=160)
+    for name in RULES:
+        yield Control(model=name, text="held_out")
+        yield Control(model=name, text=_TEXTS[0])
     for seed in range(6):
         yield Control(model=f"llama:{seed}", text=None)
-    for rule in _RULES:
+    for rule in _UNTRAINED:
         for seed in range(2):
             yield Control(model=f"native:{rule}:{seed}", text=None)
 
 
-def examine(control: Control, data: Path | None) -> dict[str, Any]:
+def examine(control: Control, sources: Sources) -> dict[str, Any]:
     """What `check` says about a healthy model."""
     began = monotonic()
-    model = _model(control.model, data)
-    texts = data / "texts" / control.text if control.text and data else None
+    model = _model(control.model, sources)
     corpus = read_corpus(
-        model, texts, context=control.context, max_sequences=control.sequences, bos=control.bos
+        model,
+        sources.text(control.text) if control.text else None,
+        context=control.context,
+        max_sequences=control.sequences,
+        bos=control.bos,
     )
     report = rs.check(model, corpus, remedies=False)
     found = [
@@ -74,18 +82,14 @@ def examine(control: Control, data: Path | None) -> dict[str, Any]:
     }
 
 
-def _model(name: str, data: Path | None) -> "rs.StreamModel":
+def _model(name: str, sources: Sources) -> "rs.StreamModel":
     kind, _, rest = name.partition(":")
     if kind == "llama":
         return rs.load(_random_llama(int(rest)))
     if kind == "native":
         rule, _, seed = rest.partition(":")
         return rs.load(_untrained(rule, int(seed)))
-    if kind == "demo":
-        return rs.load("demo")
-    if data is None:
-        raise SystemExit(f"{name} needs --data DIR")
-    return rs.load(data / name)
+    return load_model(name, sources)
 
 
 def _random_llama(seed: int) -> torch.nn.Module:

@@ -11,12 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.faults.models import RULES
+
 Half = Literal["tune", "report"]
 
-MODELS = {"demo": 8, "stories260K": 5}
-"""Trained models and how many layers they have."""
+DEPTHS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "demo": (8, (2, 3, 4, 5, 6)),
+    "stories260K": (5, (2, 3)),
+    "smollm2": (30, (6, 14, 22)),
+    **{name: (8, (3, 5)) for name in RULES},
+}
+"""How many layers each trained model has, and which of them are damaged."""
+Severities = dict[str, tuple[float | None, ...]]
 
-_OF_WRITES: dict[str, tuple[float | None, ...]] = {
+_OF_WRITES: Severities = {
     "zero": (None,),
     "scale": (0.03, 0.1, 0.25, 0.5, 2, 3, 4, 16, 64),
     "gain_scale": (0.03, 0.1, 0.25, 2, 4, 16),
@@ -29,14 +37,26 @@ _OF_WRITES: dict[str, tuple[float | None, ...]] = {
     "rank_one": (None,),
     "nan": (None,),
 }
-_OF_ATTENTION: dict[str, tuple[float | None, ...]] = {
+_OF_ATTENTION: Severities = {
     "permute_heads": (None,),
     "uniform_attention": (None,),
 }
-_OF_LAYERS: dict[str, tuple[float | None, ...]] = {
+_OF_LAYERS: Severities = {
     "swap": (1, 2),
     "duplicate": (None,),
 }
+_OF_TRAINED_LAYERS: Severities = _OF_LAYERS | {"stale": (None,)}
+"""Where an earlier checkpoint is at hand."""
+_FEW: Severities = {
+    "scale": (0.1, 4, 16),
+    "gain_scale": (0.25, 4),
+    "noise": (3,),
+    "channel_spike": (50,),
+    "quantize": (2,),
+    "bit_flip": (30,),
+    "swap": (2,),
+}
+"""SmolLM2 is a thousand times as large as the others, and damaged at fewer severities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,24 +114,25 @@ _CODES = {
     "uniform_attention": frozenset(("RS401", "RS105")),
     "swap": frozenset(("RS407",)),
     "duplicate": frozenset(("RS406",)),
+    "stale": frozenset(("RS203",)),
 }
 
 
 def cases() -> Iterator[FaultCase]:
     """All of the grid."""
-    for model, n_layers in MODELS.items():
-        for layer in range(2, n_layers - 1):
+    for model, (n_layers, layers) in DEPTHS.items():
+        whole = _OF_TRAINED_LAYERS if model in RULES else _OF_LAYERS
+        for layer in layers:
             for write in ("attn", "mlp"):
                 yield from _at(model, layer, write, _OF_WRITES)
             yield from _at(model, layer, "attn", _OF_ATTENTION)
-            for case in _at(model, layer, None, _OF_LAYERS):
+            for case in _at(model, layer, None, whole):
                 if max(case.layers) < n_layers:
                     yield case
 
 
-def _at(
-    model: str, layer: int, write: str | None, kinds: dict[str, tuple[float | None, ...]]
-) -> Iterator[FaultCase]:
+def _at(model: str, layer: int, write: str | None, kinds: Severities) -> Iterator[FaultCase]:
+    few = _FEW if model == "smollm2" else {}
     for fault, severities in kinds.items():
-        for severity in severities:
+        for severity in few.get(fault, severities):
             yield FaultCase(model=model, fault=fault, severity=severity, layer=layer, write=write)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
+from copy import deepcopy
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -11,55 +11,53 @@ import numpy as np
 
 import resstream as rs
 from benchmarks.faults.grid import FaultCase
+from benchmarks.faults.models import Sources, corpus_of, earlier, load_model
 from resstream.analysis.intervals import bootstrap_interval, by_document
 from resstream.analysis.losses import sequence_losses
-from resstream.stream.texts import Corpus, read_corpus
+from resstream.checks.transplants import changed_parts, own_errors
+from resstream.errors import UnsupportedModelError
+
+Row = dict[str, Any]
 
 FUNCTIONAL_NATS = 0.02
 """A fault that costs less is silent: it is counted apart, and not checked."""
-_SEQUENCES = 16
-
-
-@lru_cache
-def load_model(name: str, data: Path | None) -> "rs.StreamModel":
-    """One of the trained models; what damages it has to restore it."""
-    if name == "demo":
-        return rs.load("demo")
-    if data is None:
-        raise SystemExit(f"{name} needs --data DIR")
-    return rs.load(data / name)
+_FEW_SEQUENCES = 4
+"""Enough to see where activations part."""
 
 
 @contextmanager
-def damaged(case: FaultCase, data: Path | None) -> Iterator["rs.StreamModel"]:
+def damaged(case: FaultCase, sources: Sources) -> Iterator["rs.StreamModel"]:
     """The model with the fault, whole again when the context closes."""
-    model = load_model(case.model, data)
+    model = load_model(case.model, sources)
     healthy = {name: value.clone() for name, value in model.module.state_dict().items()}
     try:
-        rs.inject(model, case.fault, layer=case.layer, write=case.write, severity=case.severity)
+        rs.inject(
+            model,
+            case.fault,
+            layer=case.layer,
+            write=case.write,
+            severity=case.severity,
+            other=earlier(case.model, sources) if case.fault == "stale" else None,
+        )
         yield model
     finally:
         model.module.load_state_dict(healthy)
 
 
-@lru_cache
-def corpus_of(name: str, data: Path | None) -> Corpus:
-    """The text that a model is checked on."""
-    model = load_model(name, data)
-    texts = None if name == "demo" or data is None else data / "texts" / "tinystories_sample.txt"
-    return read_corpus(model, texts, context=128, max_sequences=_SEQUENCES)
-
-
-@lru_cache
-def healthy_losses(name: str, data: Path | None) -> np.ndarray:
+@cache
+def healthy_losses(name: str, sources: Sources) -> np.ndarray:
     """Loss of each sequence, summed over tokens, of the model as it should be."""
-    return sequence_losses(load_model(name, data), corpus_of(name, data))
+    return sequence_losses(load_model(name, sources), corpus_of(name, sources))
 
 
-def screen(case: FaultCase, model: "rs.StreamModel", data: Path | None) -> dict[str, Any]:
+def screen(case: FaultCase, sources: Sources) -> Row:
     """The paired change of the loss of a damaged model, with an interval."""
-    corpus = corpus_of(case.model, data)
-    change = sequence_losses(model, corpus) - healthy_losses(case.model, data)
+    corpus = corpus_of(case.model, sources)
+    try:
+        with damaged(case, sources) as model:
+            change = sequence_losses(model, corpus) - healthy_losses(case.model, sources)
+    except UnsupportedModelError as err:  # such as a gain to scale where there is no norm
+        return {"name": case.name, "half": case.half, "functional": False, "refused": str(err)}
     counts = np.array([len(sequence) - 1 for sequence in corpus.sequences])
     cost = float(change.sum() / counts.sum())
     low, high = bootstrap_interval(*by_document(change, counts, np.array(corpus.documents)))
@@ -77,12 +75,39 @@ def _plain(value: float) -> float | str:
     return value if np.isfinite(value) else str(value)
 
 
-def examine(case: FaultCase, model: "rs.StreamModel", data: Path | None) -> dict[str, Any]:
+def examine(case: FaultCase, sources: Sources) -> Row:
     """What `check` finds, first things first."""
-    began = monotonic()
-    fresh = rs.load(model.module, tokenizer=model.tokenizer)
-    fresh.name = case.model
-    report = rs.check(fresh, corpus_of(case.model, data), remedies=False)
+    with damaged(case, sources) as model:
+        began = monotonic()
+        fresh = rs.load(model.module, tokenizer=model.tokenizer)
+        fresh.name = case.model
+        report = rs.check(fresh, corpus_of(case.model, sources), remedies=False)
     found = [[f.code, f.layer, f.write] for f in report.findings if f.status == "confirmed"]
     others = [[f.code, f.layer, f.write] for f in report.findings if f.status != "confirmed"]
-    return {"found": found, "suspected": others, "seconds": round(monotonic() - began, 1)}
+    return {
+        "name": case.name,
+        "found": found,
+        "suspected": others,
+        "seconds": round(monotonic() - began, 1),
+    }
+
+
+def contrast(case: FaultCase, sources: Sources) -> Row:
+    """Where the damaged model departs from the undamaged one: by weights, and by activations."""
+    good = _untouched(case.model, sources)
+    with damaged(case, sources) as model:
+        parts = changed_parts(model, good)
+        errors, _ = own_errors(model, good, corpus_of(case.model, sources).head(_FEW_SEQUENCES))
+    off = [write for write, error in zip(model.spec.writes, errors, strict=True) if error > 0]
+    return {
+        "name": case.name,
+        "changed": [[part.layer, part.write] for part in parts],
+        "diverges": [off[0].layer, off[0].name] if off else None,
+    }
+
+
+@cache
+def _untouched(name: str, sources: Sources) -> "rs.StreamModel":
+    """A copy that nothing damages."""
+    model = load_model(name, sources)
+    return rs.load(deepcopy(model.module), tokenizer=model.tokenizer)

@@ -83,6 +83,52 @@ def _share(hits: int, total: int) -> str:
     return f"{hits / total:.1%}" if total else "-"
 
 
+def by_reference(pairs: Sequence[tuple[FaultCase, Row]]) -> list[str]:
+    """Lines of Markdown: is the place found if the undamaged model is at hand?"""
+    compared = [(case, row) for case, row in pairs if "changed" in row]
+    finite = [(c, r) for c, r in compared if c.fault != "nan"]
+    costly = [(c, r) for c, r in compared if r["functional"]]
+    lines = [
+        "| with the undamaged model as reference | faults | right | 95 % |",
+        "|---|---|---|---|",
+        _right("changed weights, all that stay finite", [_by_weights(c, r) for c, r in finite]),
+        _right("first write that is off, functional faults", [_by_write(c, r) for c, r in costly]),
+        _right("first write that is off, all faults", [_by_write(c, r) for c, r in compared]),
+    ]
+    lost = [case.name for case, row in compared if not _by_write(case, row)]
+    return [*lines, "", f"Not seen in activations: {', '.join(lost) or 'none'}."]
+
+
+def _right(label: str, hits: Sequence[bool]) -> str:
+    low, high = wilson(sum(hits), len(hits))
+    share = _share(sum(hits), len(hits))
+    return f"| {label} | {len(hits)} | {sum(hits)} ({share}) | {low:.1%} to {high:.1%} |"
+
+
+def _by_weights(case: FaultCase, row: Row) -> bool:
+    """True if the damaged place is named, and no other."""
+    named = [is_place(case, ("", *place)) for place in row["changed"]]
+    return bool(named) and all(named)
+
+
+def _by_write(case: FaultCase, row: Row) -> bool:
+    return row["diverges"] is not None and is_place(case, ("", *row["diverges"]))
+
+
+def calibration(pairs: Sequence[tuple[FaultCase, Row]]) -> list[str]:
+    """Of the places that are named on functional faults, how many are the damaged one?"""
+    lines = ["| a finding that is | places named | the damaged one | 95 % |", "|---|---|---|---|"]
+    for label, key in (("confirmed", "found"), ("suspected", "suspected")):
+        hits = [
+            is_place(case, ("", *place))
+            for case, row in pairs
+            if row["functional"]
+            for place in dict.fromkeys((layer, write) for _, layer, write in row[key])
+        ]
+        lines.append(_right(label, hits))
+    return lines
+
+
 def misses(pairs: Sequence[tuple[FaultCase, Row]]) -> list[str]:
     """Every functional fault that is not named first, and what was said in its place."""
     lines: list[str] = []

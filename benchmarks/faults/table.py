@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.grid import FaultCase
-from benchmarks.faults.scoring import confusion, misses, summary, wilson
+from benchmarks.faults.scoring import by_reference, calibration, confusion, misses, summary, wilson
 
 Row = dict[str, Any]
 
 COMMAND = (
-    "python -m benchmarks.faults --results results --data DATA --half report --table docs/faults.md"
+    "python -m benchmarks.faults --results results --data DATA --smollm2 SMOLLM2 --half report "
+    "--table docs/faults.md"
 )
 
 
@@ -21,6 +22,10 @@ def write_table(
     parts = [
         *_head(pairs),
         *summary(pairs),
+        "",
+        *by_reference(pairs),
+        "",
+        *calibration(pairs),
         "",
         "## By model",
         *[line for model in _models(pairs) for line in _of_model(model, pairs)],
