@@ -34,6 +34,7 @@ from resstream.checks.rule import Stage, Suspect
 from resstream.checks.rules import (
     rs000_too_short,
     rs001_not_finite,
+    rs205_never_recovers,
     rs301_exploding,
     rs302_stalled,
     rs303_lossy,
@@ -121,6 +122,8 @@ class Case:
         self.progress(3, STEPS)
         findings += self._find_collapse(scene, accused)
         findings = _without_repeats(findings, facts)
+        if "RS205" in self.active:
+            findings += rs205_never_recovers.look(self.lab, [*facts, *findings])
         if "RS301" in self.active:
             findings += rs301_exploding.look(recording)
         if "RS302" in self.active:

@@ -48,7 +48,7 @@ def test_the_list_of_pages_is_whole() -> None:
 def test_a_string_is_a_code_and_not_letters() -> None:
     assert active_codes("RS001", None) == {"RS001"}
     assert active_codes("rs101, RS102", None) == {"RS101", "RS102"}
-    assert active_codes(["RS2"], "RS203") == {"RS201", "RS202", "RS204"}
+    assert active_codes(["RS2"], "RS203") == {"RS201", "RS202", "RS204", "RS205"}
     assert active_codes(None, None) == set(CODES)
 
 
