@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from resstream.analysis.ablation_result import AblationEffect, AblationResult, TokenEffects
@@ -34,6 +35,7 @@ from resstream.analysis.losses import stream_losses
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.texts import Batch, Corpus, Texts, read_corpus
+from resstream.sweep.fused import fused_activations
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import free_memory
 from resstream.sweep.walk import BASE, Walk, group_variants, keeps_for
@@ -183,6 +185,20 @@ class AblationSweep:
             if progress is not None:
                 progress(min(measured.layer_tokens, total), total)
 
+        with torch.no_grad(), fused_activations(self._model.module):
+            self._run_batches(measured, journal, count, per_token=per_token)
+        if progress is not None:
+            progress(total, total)
+        return measured
+
+    def _run_batches(
+        self,
+        measured: Measured,
+        journal: Journal | None,
+        count: Callable[[int], None],
+        *,
+        per_token: bool,
+    ) -> None:
         means: Means = {}
         if self._kind == "mean":
             means = mean_values(self._model, self._batches, self._targets, count)
@@ -190,9 +206,6 @@ class AblationSweep:
             losses = self._run_batch(number, batch, means, journal, count, per_token=per_token)
             for row, own in zip(batch.rows, losses.swapaxes(0, 1), strict=True):
                 measured.base[row], measured.effects[row] = own[BASE], own[:BASE] - own[BASE]
-        if progress is not None:
-            progress(total, total)
-        return measured
 
     def _run_batch(
         self,

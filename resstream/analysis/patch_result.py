@@ -14,6 +14,7 @@ from resstream.analysis.vocabulary import token_texts
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
+from resstream.sweep.fused import fused_names
 from resstream.sweep.grid import Direction, Grid, GridRun, PairPatch
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class PatchResult(Result):
     layer_tokens: int
     """Positions that went through a block, unchanged runs included."""
     how: str
-    """Whether suffixes were run alone, or why whole sequences were."""
+    """Whether suffixes were run alone, or why whole sequences were; and which activations were
+    computed by another kernel than the model's own, to the same numbers but for rounding."""
     warnings: tuple[str, ...]
     estimates: Float[np.ndarray, "layer pos *head"] | None = None
     """First-order estimate of every effect, of a screened sweep."""
@@ -149,7 +151,7 @@ def make_result(
     estimates: Float[np.ndarray, "layer pos *head"] | None = None,
 ) -> PatchResult:
     """Put the pairs of a run together: means, intervals, normalised effects."""
-    model, proof = grid.model, grid.proof
+    model = grid.model
     effects = stacked([_effects(pair, grid.direction) for pair in run.pairs])
     low, high = _intervals(effects, seed)
     counted = [_counts(pair, grid.metric) for pair in run.pairs]
@@ -186,11 +188,18 @@ def make_result(
         computed=run.computed,
         skipped=run.skipped,
         layer_tokens=run.layer_tokens,
-        how="suffixes behind the base run" if proof.proved else f"whole sequences: {proof.reason}",
+        how=_how(grid),
         warnings=(*(text for pair in encoded for text in pair.warnings), *_warnings(encoded)),
         estimates=estimates,
         screening=None if estimates is None else _screening(estimates, mean),
     )
+
+
+def _how(grid: Grid) -> str:
+    proof, model = grid.proof, grid.model
+    how = "suffixes behind the base run" if proof.proved else f"whole sequences: {proof.reason}"
+    fused = fused_names(model.module, model.dtype)
+    return f"{how}; {', '.join(fused)} as one kernel" if fused else how
 
 
 def _screening(estimates: np.ndarray, exact: np.ndarray) -> Screening:

@@ -14,6 +14,7 @@ from torch import Tensor
 from resstream.stream.model import StreamModel
 from resstream.sweep.arguments import NotPackableError, probe_tokens
 from resstream.sweep.cells import PairRun, run_cells, run_pairs, without_no_ops
+from resstream.sweep.fused import fused_activations
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import PairCosts, free_memory
 from resstream.sweep.metrics import Meter, Metric
@@ -229,16 +230,26 @@ class Grid:
 
         buckets = bucket_pairs([len(pair.clean) for pair in self.pairs], self.budgets)
         for number, indices in enumerate(buckets):
-            name = f"bucket{number}"
-            try:
-                self._run_cells(self._begin(name, indices, done, count), done, journal, count)
-            except NotPackableError as err:
-                # Proved on short inputs, but these are of another kind: whole sequences then.
-                self.proof = PrefixProof(False, str(err), self.proof.error, ())
-                self._run_cells(self._begin(name, indices, done, count), done, journal, count)
+            with fused_activations(self.model.module):
+                self._run_bucket(f"bucket{number}", indices, done, journal, count)
         if progress is not None:
             progress(total, total)
         return done
+
+    def _run_bucket(
+        self,
+        name: str,
+        indices: tuple[int, ...],
+        done: GridRun,
+        journal: Journal | None,
+        count: Callable[[int], None],
+    ) -> None:
+        try:
+            self._run_cells(self._begin(name, indices, done, count), done, journal, count)
+        except NotPackableError as err:
+            # Proved on short inputs, but these are of another kind: whole sequences then.
+            self.proof = PrefixProof(False, str(err), self.proof.error, ())
+            self._run_cells(self._begin(name, indices, done, count), done, journal, count)
 
     def _begin(
         self, name: str, indices: tuple[int, ...], done: GridRun, count: Callable[[int], None]
