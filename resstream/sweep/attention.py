@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -115,6 +115,16 @@ class Group:
         return self.length - self.start
 
 
+def last_rows(groups: Sequence[Group], device: torch.device) -> Int[Tensor, " variant"]:
+    """Where the last row of each variant stands among the rows of `groups`."""
+    ends: list[Tensor] = []
+    offset = 0
+    for group in groups:
+        ends.append(offset + torch.arange(1, group.count + 1) * group.rows - 1)
+        offset += group.count * group.rows
+    return torch.cat(ends).to(device)
+
+
 class LooseAttention(TorchFunctionMode):
     """While open, one block may be run on the rows of `groups`, stood one after the other.
 
@@ -169,7 +179,7 @@ class LooseAttention(TorchFunctionMode):
             self._attend_group(call, group, rows, output[rows])
             offset = rows.stop
         if self._last_only:
-            self._wanted = self._last_rows()
+            self._wanted = last_rows(self._groups, self._base.key.device)
         return output.transpose(0, 1)[None]
 
     def _attend_group(self, call: AttentionCall, group: Group, rows: slice, output: Tensor) -> None:
@@ -194,14 +204,6 @@ class LooseAttention(TorchFunctionMode):
                 **self._base.options,
             )
             goal[part] = attended.transpose(1, 2)
-
-    def _last_rows(self) -> Tensor:
-        ends: list[Tensor] = []
-        offset = 0
-        for group in self._groups:
-            ends.append(offset + torch.arange(1, group.count + 1) * group.rows - 1)
-            offset += group.count * group.rows
-        return torch.cat(ends).to(self._base.key.device)
 
 
 def _variants_at_once(before: tuple[Tensor, Tensor], group: Group) -> int:

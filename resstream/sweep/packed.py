@@ -7,6 +7,7 @@ once a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from resstream.stream.calls import first_tensor
 from resstream.stream.model import Frame, StreamModel
 from resstream.sweep.arguments import Arguments, NotPackableError, take_rows
-from resstream.sweep.attention import Group, LooseAttention
+from resstream.sweep.attention import Group, LooseAttention, last_rows
+from resstream.sweep.last_rows import only_rows, row_module
 from resstream.sweep.starts import HeardRun, Start
 
 ROWS = 1024
@@ -130,7 +132,7 @@ class Suffixes:
         calls = self.base.frame.calls
         call = take_rows(calls[layer], self.axes[layer], sequences, positions)
         attention = LooseAttention(self.base.attention[layer], groups, last_only=last_only)
-        with attention:
+        with attention, self._narrowed(layer, groups, last_only=last_only):
             frame = Frame(stream, (*calls[:layer], call))
             output = first_tensor(self.model.run_block(layer, stream, frame))
         if output is None or output.shape != stream.shape or attention.calls != 1:
@@ -138,6 +140,17 @@ class Suffixes:
         if self.progress is not None:
             self.progress(stream.shape[1])
         return output[0]
+
+    def _narrowed(
+        self, layer: int, groups: Sequence[Group], *, last_only: bool
+    ) -> AbstractContextManager[None]:
+        """The block's MLP on the last row of each variant alone, where it may be so."""
+        path = row_module(self.model.spec.blocks[layer]) if last_only else None
+        rows = last_rows(groups, self.model.device)
+        n_rows = sum(group.count * group.rows for group in groups)
+        if path is None or len(rows) == n_rows:
+            return nullcontext()
+        return only_rows(self.model.module.get_submodule(path), rows, n_rows)
 
 
 def _chunks(stacks: dict[Place, _Stack], rows: int) -> Iterator[Chunk]:
