@@ -45,7 +45,7 @@ def damaged(case: FaultCase, sources: Sources) -> Iterator["rs.StreamModel"]:
 
 
 @cache
-def healthy_losses(name: str, sources: Sources) -> np.ndarray:
+def _healthy_losses(name: str, sources: Sources) -> np.ndarray:
     """Loss of each sequence, summed over tokens, of the model as it should be."""
     return sequence_losses(load_model(name, sources), corpus_of(name, sources))
 
@@ -53,9 +53,10 @@ def healthy_losses(name: str, sources: Sources) -> np.ndarray:
 def screen(case: FaultCase, sources: Sources) -> Row:
     """The paired change of the loss of a damaged model, with an interval."""
     corpus = corpus_of(case.model, sources)
+    healthy = _healthy_losses(case.model, sources)  # before the model is damaged
     try:
         with damaged(case, sources) as model:
-            change = sequence_losses(model, corpus) - healthy_losses(case.model, sources)
+            change = sequence_losses(model, corpus) - healthy
     except UnsupportedModelError as err:  # such as a gain to scale where there is no norm
         return {"name": case.name, "half": case.half, "functional": False, "refused": str(err)}
     counts = np.array([len(sequence) - 1 for sequence in corpus.sequences])
