@@ -1,56 +1,56 @@
-"""How much faster is an exact patching sweep than TransformerLens's, on the same model and tokens?
+"""How much faster is an exact patching sweep than a peer's, on the same model and tokens?
 
-One process, one thread count, one dtype.  TransformerLens 4.3's `get_act_patch_*` is timed on a
-random sample of cells and scaled (`--sample 0` runs them all); ours is run whole, several times.
+One process, one thread count, one dtype.  The peer (TransformerLens 4.3's `get_act_patch_*`,
+nnsight, or plain hooks on transformers) is timed on a random sample of cells and scaled
+(`--sample 0` runs them all); ours is run whole, several times.
 Printed:
 ratio of medians by wall and by processor time, the numerical agreement on the sampled cells, the
 layer-tokens against the least that exactness needs, and the share of a plain product's FLOP/s.
 
-    python benchmarks/patching.py --model DIR --tokens 16 --site resid_pre
-    python benchmarks/patching.py --model gpt2-small-shape --tokens 32
+    python -m benchmarks.patching --model DIR --tokens 16 --site resid_pre
+    python -m benchmarks.patching --model gpt2-small-shape --tokens 32
+    python -m benchmarks.patching --model gpt2-small-shape --peer nnsight
 
 Needs `pip install resstream[bench]`; the model named gpt2-small-shape has random weights.
 """
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import resstream as rs
+from benchmarks.patching_peers import PEERS, TRANSFORMER_LENS, Clock, by_hand
 from resstream.sweep.prefix import prove_prefix
 
-SITES = {
-    "resid_pre": "get_act_patch_resid_pre",
-    "attn_out": "get_act_patch_attn_out",
-    "mlp_out": "get_act_patch_mlp_out",
-}
 
-
-def load(name: str) -> tuple[Any, Any]:
-    """The model for us, and a bridge with the same weights for TransformerLens."""
-    from transformer_lens.model_bridge import TransformerBridge
+def load(name: str, peer: str) -> tuple[Any, Any]:
+    """The model for us, and what the peer works on, with the same weights."""
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
     if name != "gpt2-small-shape":
-        module = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-        return rs.load(module.eval()), TransformerBridge.boot_transformers(
-            name, hf_model=AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-        )
+        modules = [
+            AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval() for _ in range(2)
+        ]
+        return rs.load(modules[0]), _for_peer(peer, name, modules[1])
     torch.manual_seed(0)
     module = GPT2LMHeadModel(GPT2Config()).eval()
     with tempfile.TemporaryDirectory() as place:
         module.save_pretrained(place)
         byte_tokenizer().save_pretrained(place)
-        bridge = TransformerBridge.boot_transformers(
-            place, hf_model=GPT2LMHeadModel.from_pretrained(place)
-        )
-    return rs.load(module), bridge
+        other = GPT2LMHeadModel.from_pretrained(place).eval()
+        return rs.load(module), _for_peer(peer, place, other)
+
+
+def _for_peer(peer: str, place: str, module: Any) -> Any:
+    if peer != "transformer-lens":
+        return module
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return TransformerBridge.boot_transformers(place, hf_model=module)
 
 
 def byte_tokenizer() -> Any:
@@ -65,30 +65,6 @@ def byte_tokenizer() -> Any:
     )
 
 
-class Clock:
-    """Wall and processor seconds of calls."""
-
-    def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.cpu: list[float] = []
-
-    def __call__(self, function: Callable[[], Any]) -> Any:
-        """Run and time `function`."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        value = function()
-        self.wall.append(time.perf_counter() - wall)
-        self.cpu.append(time.process_time() - cpu)
-        return value
-
-    def summary(self, times: float = 1.0) -> dict[str, float]:
-        """Medians and spread, scaled by `times`."""
-        return {
-            "wall_s": times * statistics.median(self.wall),
-            "wall_spread_s": times * (max(self.wall) - min(self.wall)),
-            "cpu_s": times * statistics.median(self.cpu),
-        }
-
-
 def make_pair(model: Any, length: int, seed: int) -> dict[str, Any]:
     """Random tokens that differ in one, past two thirds of the prompt."""
     generator = torch.Generator().manual_seed(seed)
@@ -98,59 +74,6 @@ def make_pair(model: Any, length: int, seed: int) -> dict[str, Any]:
     place = {16: 11, 32: 25}.get(length, (2 * length) // 3 + 1)
     corrupted[place] = (corrupted[place] + 17) % size
     return {"clean": clean, "corrupted": corrupted, "answer": 5, "wrong": 9}
-
-
-def theirs(bridge: Any, pair: dict[str, Any], site: str, cells: list[tuple[int, int]]) -> Any:
-    """TransformerLens's own loop on chosen cells: a clock, and the metric of each cell."""
-    import pandas as pd
-    from transformer_lens import patching
-
-    clean, corrupted = (torch.tensor([pair[name]]) for name in ("clean", "corrupted"))
-    with torch.no_grad():
-        _, cache = bridge.run_with_cache(clean)
-
-    def metric(logits: torch.Tensor) -> torch.Tensor:
-        return logits[0, -1, pair["answer"]] - logits[0, -1, pair["wrong"]]
-
-    function = getattr(patching, SITES[site])
-    clock, values = Clock(), []
-    for layer, position in cells:
-        chosen = {
-            "index_axis_names": None,
-            "index_df": pd.DataFrame([{"layer": layer, "pos": position}]),
-        }
-        with torch.no_grad():
-            value = clock(
-                lambda chosen=chosen: function(bridge, corrupted, cache, metric, **chosen)
-            )
-        values.append(float(value.flatten()[0]))
-    return clock, values
-
-
-def by_hand(bridge: Any, pair: dict[str, Any], layers: list[int]) -> Clock:
-    """A user who batches the positions of a layer by hand: one forward of [pos, pos] a layer."""
-    clean, corrupted = (torch.tensor([pair[name]]) for name in ("clean", "corrupted"))
-    length = clean.shape[1]
-    with torch.no_grad():
-        _, cache = bridge.run_with_cache(clean)
-    clock = Clock()
-    rows = torch.arange(length)
-    for layer in layers:
-        site = f"blocks.{layer}.hook_resid_pre"
-
-        def put(value: torch.Tensor, hook: Any, site: str = site) -> torch.Tensor:
-            del hook
-            value = value.clone()
-            value[rows, rows] = cache[site][0]
-            return value
-
-        with torch.no_grad():
-            clock(
-                lambda put=put, site=site: bridge.run_with_hooks(
-                    corrupted.expand(length, -1), fwd_hooks=[(site, put)]
-                )
-            )
-    return clock
 
 
 def plain_flops(model: Any, rows: int) -> float:
@@ -175,12 +98,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--site", choices=SITES, default="resid_pre")
+    parser.add_argument("--site", choices=TRANSFORMER_LENS, default="resid_pre")
+    parser.add_argument("--peer", choices=PEERS, default="transformer-lens")
     parser.add_argument("--sample", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--by-hand", action="store_true")
     arguments = parser.parse_args()
-    model, bridge = load(arguments.model)
+    model, other = load(arguments.model, arguments.peer)
     pair = make_pair(model, arguments.tokens, seed=1)
     # Once per model, not per sweep: the proof, and the hash of the weights for the provenance.
     prove_prefix(model)
@@ -190,7 +114,7 @@ def main() -> None:
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0)).tolist()
     count = arguments.sample or len(places)
     sample = [places[index] for index in order[:count]]
-    their_clock, values = theirs(bridge, pair, arguments.site, sample)
+    their_clock, values = PEERS[arguments.peer](other, pair, arguments.site, sample)
     report: dict[str, Any] = {
         "model": arguments.model,
         "tokens": length,
@@ -198,7 +122,8 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "cells": len(places),
         "sampled": len(sample),
-        "transformer_lens": their_clock.summary(len(places)),
+        "peer": arguments.peer,
+        "theirs": their_clock.summary(len(places)),
     }
     for name, skip in (("every_cell", False), ("without_no_ops", True)):
         clock = Clock()
@@ -214,8 +139,8 @@ def main() -> None:
             **mine,
             "computed": result.computed,
             "layer_tokens": result.layer_tokens,
-            "ratio_wall": report["transformer_lens"]["wall_s"] / mine["wall_s"],
-            "ratio_cpu": report["transformer_lens"]["cpu_s"] / mine["cpu_s"],
+            "ratio_wall": report["theirs"]["wall_s"] / mine["wall_s"],
+            "ratio_cpu": report["theirs"]["cpu_s"] / mine["cpu_s"],
             "largest_difference": max(abs(a - b) for a, b in zip(ours, values, strict=True)),
         }
         if not skip:
@@ -223,8 +148,8 @@ def main() -> None:
             achieved = 2.0 * block * result.layer_tokens / mine["cpu_s"]
             report["share_of_plain_product"] = achieved / plain_flops(model, 1024)
             report["naive_layer_tokens"] = len(places) * n_layers * length
-    if arguments.by_hand:
-        clock = by_hand(bridge, pair, [n_layers // 4, n_layers // 2])
+    if arguments.by_hand and arguments.peer == "transformer-lens":
+        clock = by_hand(other, pair, [n_layers // 4, n_layers // 2])
         report["batched_by_hand"] = clock.summary(n_layers)
     print(json.dumps(report, indent=1))
 
