@@ -117,12 +117,8 @@ class Group:
 
 def last_rows(groups: Sequence[Group], device: torch.device) -> Int[Tensor, " variant"]:
     """Where the last row of each variant stands among the rows of `groups`."""
-    ends: list[Tensor] = []
-    offset = 0
-    for group in groups:
-        ends.append(offset + torch.arange(1, group.count + 1) * group.rows - 1)
-        offset += group.count * group.rows
-    return torch.cat(ends).to(device)
+    sizes = [group.rows for group in groups for _ in range(group.count)]
+    return torch.tensor(sizes, device=device).cumsum(0) - 1
 
 
 class LooseAttention(TorchFunctionMode):
@@ -172,7 +168,9 @@ class LooseAttention(TorchFunctionMode):
         fits = query.shape[0] == 1 and query.shape[2] == key.shape[2] == self._n_rows
         if not fits or key.shape[1] != self._base.key.shape[1]:
             raise NotPackableError(f"attention was called with {tuple(query.shape)}")
-        output = query.new_zeros(self._n_rows, query.shape[1], call.value.shape[-1])
+        # Rows that are not attended for must be numbers all the same: norms and gates see them.
+        make = query.new_zeros if self._last_only else query.new_empty
+        output = make(self._n_rows, query.shape[1], call.value.shape[-1])
         offset = 0
         for group in self._groups:
             rows = slice(offset, offset + group.count * group.rows)

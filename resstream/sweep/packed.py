@@ -146,10 +146,10 @@ class Suffixes:
     ) -> AbstractContextManager[None]:
         """The block's MLP on the last row of each variant alone, where it may be so."""
         path = row_module(self.model.spec.blocks[layer]) if last_only else None
-        rows = last_rows(groups, self.model.device)
-        n_rows = sum(group.count * group.rows for group in groups)
-        if path is None or len(rows) == n_rows:
+        if path is None:
             return nullcontext()
+        n_rows = sum(group.count * group.rows for group in groups)
+        rows = last_rows(groups, self.model.device)
         return only_rows(self.model.module.get_submodule(path), rows, n_rows)
 
 
@@ -177,6 +177,10 @@ def _chunks(stacks: dict[Place, _Stack], rows: int) -> Iterator[Chunk]:
 
 
 def _row_places(groups: Sequence[Group], device: torch.device) -> tuple[Tensor, Tensor]:
-    sequences = [torch.full((one.count * one.rows,), one.sequence) for one in groups]
-    positions = [torch.arange(one.start, one.length).repeat(one.count) for one in groups]
-    return torch.cat(sequences).to(device), torch.cat(positions).to(device)
+    """The sequence and the position of each row, as lists first: groups are many and small."""
+    sequences: list[int] = []
+    positions: list[int] = []
+    for one in groups:
+        sequences += [one.sequence] * (one.count * one.rows)
+        positions += [*range(one.start, one.length)] * one.count
+    return torch.tensor(sequences, device=device), torch.tensor(positions, device=device)
