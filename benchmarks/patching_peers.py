@@ -105,7 +105,7 @@ def plain_hooks(module: Any, pair: Pair, site: str, cells: Cells) -> Timed:
 @torch.no_grad()
 def nnsight(module: Any, pair: Pair, site: str, cells: Cells) -> Timed:
     """A trace of nnsight for each cell, with the stream before a block set at one position."""
-    from nnsight import NNsight  # pyright: ignore[reportMissingImports]
+    from nnsight import NNsight, save  # pyright: ignore[reportMissingImports]
 
     if site != "resid_pre":
         raise SystemExit("nnsight is compared at resid_pre")
@@ -114,7 +114,7 @@ def nnsight(module: Any, pair: Pair, site: str, cells: Cells) -> Timed:
     blocks = [reduce(_part, path.split("."), wrapped) for path in paths]
     clean, corrupted = prompts(pair)
     with wrapped.trace(clean):
-        source = [block.input.save() for block in blocks].save()
+        source = save([block.input for block in blocks])
 
     def run(layer: int, position: int) -> torch.Tensor:
         with wrapped.trace(corrupted):

@@ -42,11 +42,9 @@ def only_rows(module: nn.Module, rows: Int[Tensor, " wanted"], n_rows: int) -> I
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         del module
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        value = args[0] if args else None
-        fits = isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == (1, n_rows)
-        cut.append(fits and len(tensors) == 1)
-        return ((value.index_select(1, rows), *args[1:]), kwargs) if cut[-1] else None
+        value = args[0] if _is_alone(args, kwargs) else None
+        cut.append(isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == (1, n_rows))
+        return ((args[0].index_select(1, rows), *args[1:]), kwargs) if cut[-1] else None
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
         del module, args
@@ -65,3 +63,9 @@ def only_rows(module: nn.Module, rows: Int[Tensor, " wanted"], n_rows: int) -> I
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _is_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if the first argument is the only tensor: others might belong to the rows as well."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return len(tensors) == 1 and len(args) > 0 and args[0] is tensors[0]
