@@ -2,5 +2,6 @@
 
 `reference` runs every variant as a whole forward with hooks and is the oracle; `walk` runs whole
 sequences layer by layer as one growing batch; `packed` runs suffixes behind the base run's keys and
-values; `replay` runs one variant at a time from the base run's streams.
+values; `replay` keeps a base run for experiments that start from its streams.  `fused` computes
+written-out activations by one kernel while a sweep runs.
 """

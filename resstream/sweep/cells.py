@@ -1,8 +1,8 @@
 """Run the cells of a patching sweep: by suffixes where that is proved, else as whole sequences."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from resstream.stream.model import StreamModel
 from resstream.stream.sites import block_site
 from resstream.sweep.arguments import Arguments
 from resstream.sweep.attention import Group
-from resstream.sweep.packed import ROWS, Progress, Suffixes
+from resstream.sweep.packed import ROWS, Opening, Progress, Suffixes
 from resstream.sweep.patches import (
     Cell,
     at_site,
@@ -135,8 +135,18 @@ def run_cells(
         progress: Told about layer-tokens as they are computed.
     """
     if axes:
-        suffixes = Suffixes(model, run.base, axes, rows, progress)
-        return suffixes.run(list(_starts(suffixes, run, cells)))
+        suffixes = Suffixes(model, run.base, axes, rows, progress, run.site)
+        starts: list[Start] = []
+        openings: list[Opening] = []
+        for layer, indices in _by_layer(cells).items():
+            own = {i: cells[i] for i in indices}
+            rows_known = _known_rows(model, run, layer, list(own.values()))
+            if rows_known is None:
+                openings += _openings(model, run, layer, own)
+            else:
+                begins = layer if run.site == "resid_pre" else layer + 1
+                starts += map(partial(_start, begins), own, own.values(), rows_known)
+        return suffixes.run(starts, openings)
     return _run_whole(model, run, cells, rows, progress)
 
 
@@ -147,47 +157,53 @@ def _by_layer(cells: Sequence[Cell]) -> dict[int, list[int]]:
     return found
 
 
-@torch.no_grad()
-def _starts(suffixes: Suffixes, run: PairRun, cells: Sequence[Cell]) -> Iterator[Start]:
-    """Where each cell sets off a suffix."""
-    for layer, indices in _by_layer(cells).items():
-        begins = layer if run.site == "resid_pre" else layer + 1
-        for head in sorted({cells[i].head for i in indices}, key=lambda head: head or 0):
-            own = [i for i in indices if cells[i].head == head]
-            rows = _changed_rows(suffixes, run, layer, [cells[i] for i in own])
-            for i, row in zip(own, rows, strict=True):
-                yield Start(i, cells[i].sequence, begins, cells[i].position, row)
+def _start(layer: int, index: int, cell: Cell, row: Tensor) -> Start:
+    return Start(index, cell.sequence, layer, cell.position, row)
 
 
-def _changed_rows(
-    suffixes: Suffixes, run: PairRun, layer: int, cells: Sequence[Cell]
-) -> Float[Tensor, "cell d_model"]:
-    """What the stream becomes at each cell of one layer and head.
+def _known_rows(
+    model: StreamModel, run: PairRun, layer: int, cells: Sequence[Cell]
+) -> Float[Tensor, "cell d_model"] | None:
+    """What the stream becomes at each cell of one layer, if that is known without a run.
 
-    A write that nothing else of its block depends on is replaced in the sum.  For others all
-    positions of the site are replaced at once in one run of the block on the base stream: behind
-    attention every position is on its own, so each row of that run is what its cell alone gives.
+    A write that nothing else of its block depends on is replaced in the sum.
     """
-    source, length = run.source(layer), run.base.length
     places = ([cell.sequence for cell in cells], [cell.position for cell in cells])
     if run.site in ("resid_pre", "resid_post"):
-        return source[places]
-    if is_last_word(suffixes.model.spec.blocks[layer], block_site(layer, run.site)):
-        return run.base.streams[layer + 1][places] + (source[places] - run.target(layer)[places])
-    firsts: dict[int, int] = {}
-    for cell in cells:
-        firsts[cell.sequence] = min(cell.position, firsts.get(cell.sequence, length))
-    groups = [Group(sequence, first, 1, length) for sequence, first in firsts.items()]
-    rows = [(group.sequence, slice(group.start, length)) for group in groups]
-    stream = torch.cat([run.base.streams[layer][place] for place in rows])[None]
-    values = torch.cat([source[place] for place in rows])[None]
-    change = replacing(values, head_slice(suffixes.model, source.shape[-1], cells[0].head))
-    with at_site(suffixes.model, layer, run.site, change):
-        after = suffixes.run_rows(layer, stream, groups)
-    ends = itertools.accumulate(group.rows for group in groups)
-    last = dict(zip(firsts, ends, strict=True))  # the end of each sequence's rows
-    where = [last[cell.sequence] - (length - cell.position) for cell in cells]
-    return after[where]
+        return run.source(layer)[places]
+    if is_last_word(model.spec.blocks[layer], block_site(layer, run.site)):
+        change = run.source(layer)[places] - run.target(layer)[places]
+        return run.base.streams[layer + 1][places] + change
+    return None
+
+
+def _openings(
+    model: StreamModel, run: PairRun, layer: int, cells: dict[int, Cell]
+) -> Iterator[Opening]:
+    """Where the cells of one layer begin inside of its block, each head by itself."""
+    source, length = run.source(layer), run.base.length
+    for head in sorted({cell.head for cell in cells.values()}, key=lambda head: head or 0):
+        own = {index: cell for index, cell in cells.items() if cell.head == head}
+        firsts: dict[int, int] = {}
+        for cell in own.values():
+            firsts[cell.sequence] = min(cell.position, firsts.get(cell.sequence, length))
+        groups = [Group(sequence, first, 1, length) for sequence, first in firsts.items()]
+        channels = head_slice(model, source.shape[-1], head)
+        stream = run.base.streams[layer]
+        yield Opening(
+            [
+                _start(layer, i, cell, stream[cell.sequence, cell.position])
+                for i, cell in own.items()
+            ],
+            partial(_replaced, source, groups, channels),
+            groups,
+        )
+
+
+def _replaced(source: Tensor, groups: Sequence[Group], channels: slice, value: Tensor) -> Tensor:
+    """The value at a site with those channels of `source` in it, at all rows of `groups`."""
+    values = torch.cat([source[group.sequence, group.start :] for group in groups])[None]
+    return replacing(values, channels)(value)
 
 
 @torch.no_grad()

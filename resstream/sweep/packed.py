@@ -7,8 +7,8 @@ once a layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from resstream.stream.model import Frame, StreamModel
 from resstream.sweep.arguments import Arguments, NotPackableError, take_rows
 from resstream.sweep.attention import Group, LooseAttention, last_rows
 from resstream.sweep.last_rows import only_rows, row_module
+from resstream.sweep.patches import at_site
 from resstream.sweep.starts import HeardRun, Start
 
 ROWS = 1024
@@ -28,6 +29,27 @@ Place = tuple[int, int]
 Chunk = list[tuple[Place, list[Tensor]]]
 Progress = Callable[[int], None]
 """Told how many layer-tokens were just computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Variants that begin inside a block, each at a position of its own.
+
+    Behind attention every position is on its own, so one run of the block on the base's stream
+    with all positions of a site changed gives each variant its row.
+    """
+
+    starts: Sequence[Start]
+    """The variants; their rows are those of the base and not used."""
+    change: Callable[[Tensor], Tensor]
+    """From the value at the site to what takes its place, ``[1, row, channel]`` both."""
+    groups: Sequence[Group]
+    """What the rows are: each sequence from its first changed position on."""
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows it adds to a run of the block."""
+        return sum(group.rows for group in self.groups)
 
 
 @dataclass(slots=True)
@@ -48,6 +70,7 @@ class Suffixes:
         axes: What the arguments of the blocks count, by layer.
         rows: How many rows go through a block at once.
         progress: Told after each call of a block.
+        site: Where openings change their block.
     """
 
     model: StreamModel
@@ -55,13 +78,17 @@ class Suffixes:
     axes: Arguments
     rows: int = ROWS
     progress: Progress | None = None
+    site: str = ""
 
     @torch.no_grad()
-    def run(self, starts: Sequence[Start]) -> Float[Tensor, "variant d_model"]:
+    def run(
+        self, starts: Sequence[Start], openings: Sequence[Opening] = ()
+    ) -> Float[Tensor, "variant d_model"]:
         """The last stream of every variant at its last position.
 
         Args:
-            starts: The variants, with indices ``0, 1, ...``.
+            starts: The variants that begin before a block.
+            openings: Those that begin inside of one.  Together they have the indices ``0, 1, ...``.
 
         Raises:
             NotPackableError: A block can't be run on loose rows of these inputs.
@@ -73,9 +100,11 @@ class Suffixes:
         n_layers = self.model.spec.n_layers
         for layer in range(n_layers):
             self._join(stacks, waiting.pop(layer, []))
-            self._run_layer(stacks, layer)
+            own = [one for one in openings if one.starts[0].layer == layer]
+            waiting.setdefault(layer + 1, []).extend(self._run_layer(stacks, layer, own))
         last = self.base.streams[-1]
-        final = last.new_empty(len(starts), last.shape[-1])
+        count = len(starts) + sum(len(opening.starts) for opening in openings)
+        final = last.new_empty(count, last.shape[-1])
         for stack in stacks.values():
             at = torch.tensor(stack.indices, device=final.device)
             final[at] = torch.cat([piece[:, -1] for piece in stack.pieces])
@@ -97,21 +126,52 @@ class Suffixes:
             stack.indices += [start.index for start in group]
             stack.pieces.append(stream)
 
-    def _run_layer(self, stacks: dict[Place, _Stack], layer: int) -> None:
+    def _run_layer(
+        self, stacks: dict[Place, _Stack], layer: int, openings: Sequence[Opening]
+    ) -> list[Start]:
+        """One block for all that has begun; gives what begins inside of it."""
         last = layer == self.model.spec.n_layers - 1
         done: dict[Place, list[Tensor]] = {place: [] for place in stacks}
-        for chunk in _chunks(stacks, self.rows):
+        begun: list[Start] = []
+        for chunk, opened in _shared(_chunks(stacks, self.rows), openings, self.rows):
             groups = [
                 Group(place[0], place[1], sum(map(len, pieces)), self.base.length)
                 for place, pieces in chunk
             ]
             parts = [piece.flatten(0, 1) for _, pieces in chunk for piece in pieces]
-            after = self.run_rows(layer, torch.cat(parts)[None], groups, last_only=last)
             sizes = [group.count * group.rows for group in groups]
-            for group, (place, _), own in zip(groups, chunk, after.split(sizes), strict=True):
+            added = [group for opening in opened for group in opening.groups]
+            before = self.base.streams[layer]
+            parts += [before[group.sequence, group.start :] for group in added]
+            with self._changing(layer, opened, sum(sizes)):
+                stream = torch.cat(parts)[None]
+                after = self.run_rows(layer, stream, groups + added, last_only=last)
+            own_rows = after[: sum(sizes)].split(sizes) if sizes else ()
+            for group, (place, _), own in zip(groups, chunk, own_rows, strict=True):
                 done[place].append(own.unflatten(0, (group.count, group.rows)))
+            begun += _begun(opened, after[sum(sizes) :])
         for place, stack in stacks.items():
             stack.pieces = done[place]
+        return begun
+
+    @contextmanager
+    def _changing(self, layer: int, openings: Sequence[Opening], offset: int) -> Iterator[None]:
+        """Change the rows of openings, which stand behind `offset` others, at the site."""
+
+        def change(value: Tensor) -> Tensor:
+            changed = value.clone()
+            at = offset
+            for opening in openings:
+                rows = slice(at, at + opening.n_rows)
+                changed[:, rows] = opening.change(changed[:, rows])
+                at = rows.stop
+            return changed
+
+        if not openings:
+            yield
+            return
+        with at_site(self.model, layer, self.site, change):
+            yield
 
     @torch.no_grad()
     def run_rows(
@@ -174,6 +234,40 @@ def _chunks(stacks: dict[Place, _Stack], rows: int) -> Iterator[Chunk]:
                     chunk.append((place, [taken]))
     if chunk:
         yield chunk
+
+
+def _shared(
+    chunks: Iterator[Chunk], openings: Sequence[Opening], rows: int
+) -> Iterator[tuple[Chunk, list[Opening]]]:
+    """Each chunk, and the openings that go with it: as many as there is room for, one at least."""
+    left = list(openings)
+    for chunk in chunks:
+        room = rows - sum(len(piece) * piece.shape[1] for _, pieces in chunk for piece in pieces)
+        yield chunk, _taken(left, room)
+    while left:
+        yield [], _taken(left, rows) or [left.pop(0)]
+
+
+def _taken(openings: list[Opening], room: int) -> list[Opening]:
+    """Take from the front of `openings` what fits."""
+    taken: list[Opening] = []
+    while openings and openings[0].n_rows <= room:
+        room -= openings[0].n_rows
+        taken.append(openings.pop(0))
+    return taken
+
+
+def _begun(openings: Sequence[Opening], rows: Float[Tensor, "row d_model"]) -> Iterator[Start]:
+    """The variants of openings, behind the block that gave their rows."""
+    offset = 0
+    for opening in openings:
+        ends: dict[int, int] = {}
+        for group in opening.groups:
+            offset += group.rows
+            ends[group.sequence] = offset
+        for one in opening.starts:
+            row = rows[ends[one.sequence] - opening.groups[0].length + one.position]
+            yield replace(one, layer=one.layer + 1, row=row)
 
 
 def _row_places(groups: Sequence[Group], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -122,15 +122,41 @@ def test_cells_without_effect_are_those_left_out() -> None:
     assert bool(moved.all())
 
 
-def test_chunking_does_not_change_the_numbers() -> None:
+@pytest.mark.parametrize("site", ["resid_pre", "attn_out", "head_out"])
+def test_chunking_does_not_change_the_numbers(site: str) -> None:
     model = make("llama")
     axes = prove_prefix(model).axes
-    run = run_pairs(model, tokens(1), tokens(2), site="resid_pre", layers=(0, 1, 2), suffixes=True)
-    cells = [Cell(s, k, p) for s in range(2) for k in range(3) for p in range(LENGTH)]
+    run = run_pairs(model, tokens(1), tokens(2), site=site, layers=(0, 1, 2), suffixes=True)
+    heads = range(4) if site == "head_out" else (None,)
+    cells = [
+        Cell(s, k, p, h) for s in range(2) for k in range(3) for p in range(LENGTH) for h in heads
+    ]
     whole = run_cells(model, run, cells, axes, rows=10_000)
-    for rows in (1, 7, 20):
+    for rows in (1, 7, 20, 60):
         parts = run_cells(model, run, cells, axes, rows=rows)
         assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "attn_out", "head_out", "mlp_out"])
+def test_every_block_is_run_once_where_its_rows_fit(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What begins inside of a block goes through it beside what has begun before."""
+    model = make("llama")
+    axes = prove_prefix(model).axes
+    run = run_pairs(model, tokens(1), tokens(2), site=site, layers=(0, 1, 2), suffixes=True)
+    head = 1 if site == "head_out" else None
+    cells = [Cell(0, layer, position, head) for layer in range(3) for position in range(LENGTH)]
+    ran: list[int] = []
+    block = StreamModel.run_block
+
+    def counting(model: StreamModel, layer: int, *rest: Any) -> torch.Tensor:
+        ran.append(layer)
+        return block(model, layer, *rest)
+
+    monkeypatch.setattr(StreamModel, "run_block", counting)
+    run_cells(model, run, cells, axes, rows=10_000)
+    assert ran == ([1, 2] if site == "mlp_out" else [0, 1, 2])
 
 
 def test_base_run_keeps_what_it_is_asked_for() -> None:
