@@ -24,6 +24,22 @@ from resstream.analysis.pairs import Pair, read_pairs
 
 SITES = ("resid_pre", "attn_out", "mlp_out")
 TOP = (5, 20, 50)
+AGAINST_THE_PAPER = """
+## Against the paper
+
+Kramár et al. (2024), "AtP*", arXiv:2403.00745, has two corrections. What is said here of them was
+checked against summaries of the paper and against a public implementation that names its equations
+(koayon/atp_star); the paper's own sections on them were not at hand.
+
+* GradDrop: the contribution of a node is the mean over pairs of `sum_l |I_l| / (L - 1)`, where
+  `I_l` is the estimate with no gradient through what layer l writes (its equation 11). That is what
+  `grad_drop=True` computes: all writes of a layer are dropped together, sizes are taken for each
+  pair before they are averaged, and L - 1 it is because a write's own layer gives 0.
+* QK fix: for queries and keys as nodes the softmax is computed again with the one patched, and the
+  gradient is that of the attention weights (its equations 7 to 10). Queries and keys are no sites
+  here, so there is nothing that it would apply to. Saturated attention may spoil estimates at
+  `resid_pre` as well, which read through all of a block; that was not measured by itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +98,7 @@ def table(rows: list[Row], name: str, n_pairs: int, command: str) -> str:
         "An estimate only chooses which cells to run: `resstream patch --screen K` estimates all",
         "cells, runs the K most promising exactly, and reports how far the estimate was off.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + AGAINST_THE_PAPER
 
 
 def main() -> None:

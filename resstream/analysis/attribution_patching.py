@@ -6,8 +6,8 @@ decides.
 
 The estimate misses effects that cancel in the gradient.  AtP* answers with GradDrop: one backward
 for each layer, with no gradient through that layer's writes, and the mean of the absolute
-estimates, ``sum_l |estimate without l| / (L - 1)``.  Its other correction, recomputing the softmax,
-concerns queries and keys, which are no sites here.
+estimates, ``sum_l |estimate without l| / (L - 1)`` (its equation 11).  Its other correction,
+recomputing the softmax (equations 7 to 10), concerns queries and keys, which are no sites here.
 
 References:
     Nanda (2023), "Attribution patching"; Kramar et al. (2024), "AtP*", arXiv:2403.00745.
