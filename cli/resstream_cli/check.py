@@ -70,7 +70,10 @@ def check(
     export_fix: Annotated[
         Path | None,
         typer.Option(
-            "--export-fix", metavar="DIR", help="Write a copy with the best fixes applied."
+            "--export-fix",
+            metavar="DIR|YAML",
+            help="Write a copy with the best fixes applied; or, to FILE.yaml, the layers that "
+            "mergekit makes it of.",
         ),
     ] = None,
     remedies: Annotated[
@@ -124,7 +127,7 @@ def check(
         )
     report = project.accept(found)
     if export_fix is not None:
-        _export(stream, weights, export_fix)
+        _export(stream, weights, export_fix, good)
     page = lambda: _page(stream, corpus, report, ablations)  # noqa: E731
     _end(report, project, outputs, write_baseline, page)
 
@@ -178,12 +181,19 @@ def _static(model: str, project: _Project) -> "CheckReport":
         return check_static(model, select=project.select, ignore=project.ignore)
 
 
-def _export(model: "StreamModel", weights: "Weights", directory: Path) -> None:
+def _export(
+    model: "StreamModel", weights: "Weights", place: Path, reference: "StreamModel | None"
+) -> None:
     from resstream.checks.remedies import export_fix
+    from resstream.checks.slices import SUFFIXES, write_slices
 
+    if place.suffix in SUFFIXES:
+        write_slices(model, weights, place, reference)
+        say(f"slices for mergekit in {place}")
+        return
     with working("write the repaired copy"):
-        export_fix(model, weights, directory)
-    say(f"repaired copy in {directory}")
+        export_fix(model, weights, place)
+    say(f"repaired copy in {place}")
 
 
 def _end(

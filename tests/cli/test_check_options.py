@@ -111,3 +111,31 @@ def test_nothing_to_export_is_an_error(call: Call, checkpoint: Path, tmp_path: P
     assert refused.exit_code == 2
     assert "no fix to export" in refused.stderr
     assert not (tmp_path / "fixed").exists()
+
+
+def test_a_fix_in_whole_layers_is_a_recipe(call: Call, demo_copy: Path, tmp_path: Path) -> None:
+    import yaml
+
+    loud, recipe = tmp_path / "loud", tmp_path / "fix.yaml"
+    fault = ("--fault", "scale", "--severity", 24, "--layer", 4, "--write", "mlp")
+    assert call("inject", demo_copy, *fault, "--out", loud).exit_code == 0
+    options = ("--reference", demo_copy, "--select", "RS601", "--export-fix", recipe)
+    ended = call("check", loud, "--sequences", 16, *options)
+    assert ended.exit_code == 1, ended.output
+    assert "slices for mergekit" in ended.stderr
+    parts = [source for part in yaml.safe_load(recipe.read_text())["slices"]
+             for source in part["sources"]]  # fmt: skip
+    assert [(Path(part["model"]), part["layer_range"]) for part in parts] == [
+        (loud, [0, 4]), (demo_copy, [4, 5]), (loud, [5, 8]),
+    ]  # fmt: skip
+
+
+def test_a_fix_of_a_part_is_no_recipe(call: Call, demo_copy: Path, tmp_path: Path) -> None:
+    loud, recipe = tmp_path / "loud", tmp_path / "fix.yaml"
+    fault = ("--fault", "scale", "--severity", 24, "--layer", 4, "--write", "mlp")
+    assert call("inject", demo_copy, *fault, "--out", loud).exit_code == 0
+    options = ("--sequences", 16, "--select", "RS201", "--export-fix", recipe)
+    refused = call("check", loud, *options)
+    assert refused.exit_code == 2
+    assert "this fix changes a part of layer 4" in refused.stderr
+    assert not recipe.exists()
