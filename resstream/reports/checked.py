@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from resstream.checks.report import CheckReport, Experiment, Finding, WriteReading
+from resstream.checks.report import CheckReport, Experiment, Finding, RemedyTrial, WriteReading
 from resstream.figures.evidence import EvidenceRow, evidence_strip
 from resstream.figures.intervals import IntervalRow, interval_rows
 from resstream.figures.marks import Mark, draw_marks
@@ -32,6 +32,8 @@ def check_sections(report: CheckReport) -> tuple[Section, ...]:
         sections += _culprit_sections(report)
     if report.experiments:
         sections.append(_experiment_section(report.experiments))
+    if report.remedies:
+        sections.append(_remedy_section(report.remedies))
     return tuple(sections)
 
 
@@ -153,6 +155,49 @@ def _experiment_section(experiments: Sequence[Experiment]) -> Section:
             "a confirmed finding with its repair in place."
         ),
     )
+
+
+def _remedy_section(trials: Sequence[RemedyTrial]) -> Section:
+    """The fixes that were tried: loss before and after, and the interval of the change."""
+    tokens = "held-out tokens" if trials[0].held_out else "the same tokens that chose the best"
+    return Section(
+        title="Which fix helps?",
+        what_to_see=(
+            "Each line is one fix, tried in memory: left of 0 the model is better with it. The "
+            "best one of each finding is marked, and is what --export-fix writes."
+        ),
+        figure=interval_rows(
+            [_remedy_row(trial) for trial in trials[:_MOST_ROWS]],
+            value_title="loss change, nats per token (left: better)",
+        ),
+        table=Table(
+            columns=(
+                "finding", "layer", "write", "fix", "best", "loss before", "loss after", "change",
+                "95 % interval",
+            ),
+            rows=tuple(
+                (
+                    trial.code, trial.layer if trial.layer >= 0 else None, trial.write,
+                    trial.remedy, "best" if trial.best else "", trial.loss_before,
+                    trial.loss_after, trial.change, trial.ci,
+                )
+                for trial in trials
+            ),
+        ),
+        definition=(
+            f"Cross-entropy on {trials[0].n_tokens} {tokens}, in nats per predicted token, without "
+            "and with the fix, and their difference with a 95 % bootstrap interval over documents. "
+            "The fix of a finding is tried with the best ones of the findings before it in place. "
+            "Nothing is changed in the checkpoint."
+        ),
+    )  # fmt: skip
+
+
+def _remedy_row(trial: RemedyTrial) -> IntervalRow:
+    where = f"{trial.write or 'layer'} {trial.layer}" if trial.layer >= 0 else "the model"
+    best = " (best)" if trial.best else ""
+    name = f"{trial.code}, {where}: {trial.short or trial.remedy}{best}"
+    return IntervalRow(name, trial.change, *trial.ci)
 
 
 _EXPERIMENTS_SEE = {

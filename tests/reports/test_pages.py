@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from resstream.analysis.ablation import AblationResult
-from resstream.checks.report import CheckReport, Finding
+from resstream.checks.report import CheckReport, Finding, RemedyTrial
 from resstream.recording.result import Culprit, Recording
 from resstream.reports.checked import marks_of
 from resstream.reports.page import Page
@@ -27,7 +27,33 @@ def test_check_names_the_culprit(checked: CheckReport) -> None:
         "How large is each write?",
         "How far does mlp 2 stand out?",
         "What did the experiments say?",
+        *(["Which fix helps?"] if checked.remedies else []),
     ]
+
+
+def test_fixes_are_shown_with_their_losses(checked: CheckReport) -> None:
+    trial = RemedyTrial(
+        code="RS201", layer=2, write="mlp", remedy="multiply w by 0.5", loss_before=2.5,
+        loss_after=2.0, change=-0.5, ci=(-0.6, -0.4), n_tokens=321, held_out=True, best=True,
+        short="x 0.5",
+    )  # fmt: skip
+    other = replace(trial, remedy="turn", short="", loss_after=3.0, change=0.5, best=False)
+    page = check_page(replace(checked, remedies=(trial, other)))
+    section = next(each for each in page.sections if each.title == "Which fix helps?")
+    assert section.table is not None
+    assert section.table.rows[0][3:] == (
+        "multiply w by 0.5", "best", 2.5, 2.0, -0.5, (-0.6, -0.4),
+    )  # fmt: skip
+    assert "321 held-out tokens" in section.definition
+    axis: Any = section.figure
+    assert list(axis.layout.yaxis.ticktext) == ["RS201, mlp 2: x 0.5 (best)", "RS201, mlp 2: turn"]
+    whole = replace(trial, layer=-1, write=None, held_out=False)
+    page = check_page(replace(checked, remedies=(whole,)))
+    shown = page.sections[-1]
+    assert shown.table is not None and shown.table.rows[0][1] is None
+    assert "the same tokens that chose the best" in shown.definition
+    none = check_page(replace(checked, remedies=()))
+    assert "Which fix helps?" not in [each.title for each in none.sections]
 
 
 def test_check_page_takes_what_there_is(
@@ -70,9 +96,9 @@ def test_many_findings_are_counted(checked: CheckReport) -> None:
 def test_report_without_readings_is_still_a_page(checked: CheckReport) -> None:
     """NaN weights: a finding, no experiments, numbers that are not finite."""
     blind = tuple(replace(row, write_norm=np.nan, expected_norm=np.nan) for row in checked.writes)
-    page = check_page(replace(checked, writes=blind, experiments=()))
+    page = check_page(replace(checked, writes=blind, experiments=(), remedies=()))
     assert len(page.sections) == 2
-    assert check_page(replace(checked, writes=(), experiments=())).sections == ()
+    assert check_page(replace(checked, writes=(), experiments=(), remedies=())).sections == ()
 
 
 def test_ablation_banner_counts(ablated: AblationResult) -> None:
