@@ -30,10 +30,10 @@ def token_losses(
     logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch predicted"]:
     """Cross-entropy of each next token, in nats; one position fewer than there are tokens."""
-    flat = logits[:, :-1].float().flatten(0, 1)
-    goal = tokens[:, 1:].to(logits.device).flatten()
-    losses = functional.cross_entropy(flat, goal, reduction="none")
-    return losses.view(tokens.shape[0], tokens.shape[1] - 1)
+    # The last position gets some goal too and is dropped behind; a slice of the logits is a copy.
+    goal = tokens.to(logits.device).roll(-1, 1).flatten()
+    losses = functional.cross_entropy(logits.float().flatten(0, 1), goal, reduction="none")
+    return losses.view(tokens.shape)[:, :-1]
 
 
 @torch.no_grad()

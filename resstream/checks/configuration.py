@@ -1,10 +1,20 @@
 """What does the configuration (and the structure that was found) say about training?"""
 
+from pathlib import Path
+from typing import Any
+
 import torch
+import yaml
 
 from resstream.checks.registry import RULES
 from resstream.checks.report import Finding
-from resstream.checks.rules import rs501_narrow_stream, rs502_post_norm, rs503_large_init
+from resstream.checks.rules import (
+    rs501_narrow_stream,
+    rs502_post_norm,
+    rs503_large_init,
+    rs504_activation,
+    rs505_broadcast,
+)
 from resstream.checks.weights import WeightTable
 from resstream.stream.model import StreamModel
 
@@ -15,8 +25,10 @@ def remarks(model: StreamModel, table: WeightTable, active: frozenset[str]) -> l
     bits = torch.finfo(model.dtype).bits
     found = {
         "RS501": rs501_narrow_stream.look(config, bits),
-        "RS502": rs502_post_norm.look(model.spec),
+        "RS502": rs502_post_norm.look(model.spec, warmup_steps(config)),
         "RS503": rs503_large_init.look(model.spec, table),
+        "RS504": rs504_activation.look(model.spec),
+        "RS505": rs505_broadcast.look(model.spec),
     }
     return [
         Finding(
@@ -33,3 +45,16 @@ def remarks(model: StreamModel, table: WeightTable, active: frozenset[str]) -> l
         for code, statement in found.items()
         if statement is not None and code in active
     ]
+
+
+def warmup_steps(config: Any) -> int | None:
+    """Steps of the warm-up that the checkpoint was trained with; None where that is not written.
+
+    `resstream train` leaves its configuration beside the weights.
+    """
+    file = Path(getattr(config, "name_or_path", None) or "nowhere") / "training.yaml"
+    try:
+        steps = yaml.safe_load(file.read_text("utf-8"))["training"]["warmup_steps"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return steps if isinstance(steps, int) else None

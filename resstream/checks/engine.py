@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from resstream.analysis.attention import attention
 from resstream.analysis.attribution import estimate_ablations
+from resstream.checks.blame import weigh
 from resstream.checks.configuration import remarks
 from resstream.checks.decisions import (
     Round,
@@ -88,13 +89,15 @@ class Case:
         if broken is None:
             findings += self._run_rules(recording, findings)
         elif "RS001" in self.active:
-            findings = [broken, *findings]
+            # A single weight that is out of all proportion is what overflows further on.
+            findings = sorted([broken, *findings], key=lambda finding: finding.code != "RS404")
         self.progress(STEPS, STEPS)
         return findings
 
     def _not_finite(self, recording: Recording) -> Finding | None:
         if recording.first_non_finite is not None:
-            return rs001_not_finite.in_stream(recording.first_non_finite)
+            assert self.readings is not None, "solve reads first"
+            return rs001_not_finite.in_stream(recording.first_non_finite, self.readings)
         self.lab.settle_base()
         return rs001_not_finite.in_readout() if self.lab.has_nan else None
 
@@ -117,11 +120,14 @@ class Case:
         self.estimates = self._estimate()
         self.progress(2, STEPS)
         findings = rs000_too_short.look(self.corpus) if "RS000" in self.active else []
-        found, scene, accused = self._find_pollution(self._scene(self.readings, self.estimates))
-        findings += found
+        scene = self._scene(self.readings, self.estimates)
+        drowned = any(fact.code == "RS404" for fact in facts)  # then zeros may be its victims
+        zeros, dead = ([], frozenset[int]()) if drowned else self._find_zeros(scene)
+        found, scene, accused = self._find_pollution(scene)
         self.progress(3, STEPS)
-        findings += self._find_collapse(scene, accused)
-        findings = _without_repeats(findings, facts)
+        found += self._find_collapse(scene, accused | dead)
+        findings += zeros
+        findings += weigh(found, [*facts, *zeros])
         if "RS205" in self.active:
             findings += rs205_never_recovers.look(self.lab, [*facts, *findings])
         if "RS301" in self.active:
@@ -161,6 +167,14 @@ class Case:
         if not self.lab.informative or "RS203" not in self.active:
             return np.full(len(rows), np.nan)
         return self.lab.screen([change_trial(readings, row, "zero", zero) for row in rows])
+
+    def _find_zeros(self, scene: Scene) -> tuple[list[Finding], frozenset[int]]:
+        """Writes that are exactly nothing, and their rows: facts, before any repair is tried."""
+        rule = RULES["RS101"]
+        assert rule.suspects is not None, "RS101 names suspects"
+        suspects = rule.suspects(scene) if rule.code in self.active else []
+        findings = decide_collapse(suspects, scene.readings, self.lab)
+        return findings, frozenset(suspect.index for suspect in suspects)
 
     def _find_pollution(self, scene: Scene) -> tuple[list[Finding], Scene, frozenset[int]]:
         """Find culprits one after the other, each with the repairs of those before in place."""
@@ -234,20 +248,6 @@ class Case:
             if rule.stage == stage and rule.code in self.active and rule.suspects is not None
             for suspect in rule.suspects(scene)
         ]
-
-
-def _without_repeats(findings: Sequence[Finding], facts: Sequence[Finding]) -> list[Finding]:
-    """Findings less those of harm or noise where a fact about weights explains the same write."""
-    explained = {
-        (fact.layer, fact.write)
-        for fact in facts
-        if fact.status == "confirmed" and fact.severity != "info" and fact.layer is not None
-    }
-    return [
-        finding
-        for finding in findings
-        if finding.code not in ("RS203", "RS402") or (finding.layer, finding.write) not in explained
-    ]
 
 
 class _Proved(NamedTuple):

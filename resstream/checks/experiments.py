@@ -129,7 +129,7 @@ class Lab:
         step = max(1, _BATCH_TOKENS // stream.shape[1])
         for rows, tokens in zip(stream.split(step), batch.tokens.split(step), strict=True):
             logits = self.model.readout(rows)
-            self.has_nan = self.has_nan or bool(logits.isnan().any())
+            self.has_nan = self.has_nan or bool(logits.sum().isnan())  # NaN spreads
             if self.model.spec.causal:
                 self._heard += float(token_losses(logits, tokens).double().sum())
 
@@ -188,9 +188,13 @@ class Lab:
             rows = list(batch.rows)
             with self.repaired():
                 base = run_base(self.model, batch.tokens, sites)
+                clean = _losses(base.logits, base.tokens) if measure == "loss" else None
                 for index, trial in enumerate(trials):
                     changed = self._changed(base, trial)
-                    effects[index, rows] = _effect(base.logits, changed, batch.tokens, measure)
+                    if clean is None:
+                        effects[index, rows] = _divergences(base.logits, changed)
+                    else:
+                        effects[index, rows] = _losses(changed, base.tokens) - clean
         return [
             self._outcome(trial, row, corpus, measure)
             for trial, row in zip(trials, effects, strict=True)
@@ -227,14 +231,12 @@ class Lab:
         return Outcome(trial=trial, experiment=experiment, p_better=_p_better(sums / tokens))
 
 
-def _effect(
-    clean: Tensor, changed: Tensor, tokens: Tensor, measure: Measure
-) -> Float[np.ndarray, " row"]:
-    if measure == "loss":
-        effect = token_losses(changed, tokens).double() - token_losses(clean, tokens).double()
-    else:
-        effect = token_divergences(clean, changed).double()[:, 1:]
-    return effect.sum(-1).cpu().numpy()
+def _losses(logits: Tensor, tokens: Tensor) -> Float[np.ndarray, " row"]:
+    return token_losses(logits, tokens).double().sum(-1).cpu().numpy()
+
+
+def _divergences(clean: Tensor, changed: Tensor) -> Float[np.ndarray, " row"]:
+    return token_divergences(clean, changed).double()[:, 1:].sum(-1).cpu().numpy()
 
 
 def _p_better(means: Float[np.ndarray, " document"]) -> float:

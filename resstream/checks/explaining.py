@@ -29,8 +29,20 @@ def explain(rule: Rule) -> str:
         f"Severity: {rule.severity}. Kind of evidence: {STAGES[rule.stage]}.\n"
     )
     parts = [f"## {title}\n\n{getattr(rule, field)}\n" for title, field in _SECTIONS]
-    example = "## See it\n\n" + "\n".join(f"    {line}" for line in rule.example.split("\n")) + "\n"
-    return "\n".join([head, *parts, example])
+    return "\n".join([head, *parts, f"## See it\n\n```console\n{_as_typed(rule.example)}```\n"])
+
+
+def _as_typed(example: str) -> str:
+    """Commands behind a prompt; the lines of a file that is typed in behind a second one."""
+    lines: list[str] = []
+    end: str | None = None
+    for line in example.split("\n"):
+        lines.append(f"{'$' if end is None else '>'} {line}".rstrip())
+        if end is None and "<<'" in line:
+            end = line.partition("<<'")[2].partition("'")[0]
+        elif line == end:
+            end = None
+    return "".join(f"{line}\n" for line in lines)
 
 
 def index() -> str:
@@ -43,7 +55,8 @@ def index() -> str:
         "# Rules of `resstream check`",
         "",
         "These pages are made from the rules themselves:",
-        "`python -m resstream.checks.pages docs/rules`.",
+        "`python -m resstream.checks.pages docs/rules`; `python docs/outputs.py docs/rules/*.md`",
+        "runs their examples.",
         "Codes are stable. `resstream rules` lists them, `resstream explain RS102` prints a page,",
         "`--select` and `--ignore` take codes or their beginnings (`RS2`).",
         "",

@@ -36,16 +36,8 @@ def weight_findings(
         outputs: Names of the matrices that project into the stream.
         active: Codes that are used.
     """
-    facts = [
-        as_finding(code, fact)
-        for code, scan in WITHOUT_RUN.items()
-        if code in active
-        for fact in scan(table)
-    ]
-    if "RS402" in active:
-        untrained = rs402_untrained.scan(table, outputs)
-        facts += [as_finding("RS402", fact) for fact in untrained if fact.status == "confirmed"]
-    return facts
+    found = _scan(table, outputs, active)
+    return [f for f in found if f.code in WITHOUT_RUN or f.status == "confirmed"]
 
 
 def static_findings(
@@ -53,16 +45,20 @@ def static_findings(
 ) -> list[Finding]:
     """The same, and what is only a suspicion where the model is not run."""
     findings = in_weights(table) if "RS001" in active else []
-    findings += weight_findings(table, outputs, active)
-    if "RS402" in active:
-        doubtful = [f for f in rs402_untrained.scan(table, outputs) if f.status != "confirmed"]
-        findings += [as_finding("RS402", fact) for fact in doubtful]
+    findings += _scan(table, outputs, active)
     for code, large in (("RS102", False), ("RS201", True)):
         if code in active:
             findings += [as_finding(code, fact) for fact in odd_sizes(table, large=large)]
-    if "RS404" in active:
-        findings += [as_finding("RS404", f) for f in rs404_outlier.scan(table)]
     return findings
+
+
+def _scan(table: WeightTable, outputs: frozenset[str], active: Collection[str]) -> list[Finding]:
+    facts = {code: scan(table) for code, scan in WITHOUT_RUN.items() if code in active}
+    if "RS402" in active:
+        facts["RS402"] = rs402_untrained.scan(table, outputs)
+    if "RS404" in active:
+        facts["RS404"] = rs404_outlier.scan(table)
+    return [as_finding(code, fact) for code, found in facts.items() for fact in found]
 
 
 def as_finding(code: str, fact: WeightFact) -> Finding:

@@ -11,6 +11,17 @@ from resstream.checks.scene import Scene
 CONSTANT = 0.95
 _UNLIKE_PEERS = 0.2
 
+_SCRIPT = """
+import torch
+import resstream as rs
+model = rs.load("demo")
+write = next(write for write in model.spec.writes if write.label == "L6 attn")
+part, vector = model.module.get_submodule(write.module), torch.full((128,), 0.1)
+part.register_forward_hook(lambda part, given, output: vector.expand_as(output).clone())
+for finding in rs.check(model).findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS104",
     name="constant write",
@@ -27,7 +38,7 @@ RULE = Rule(
     fix="restore the layer from an earlier checkpoint, or fold the vector into a bias and remove "
     "the layer",
     source="Janiak et al. (2023), arXiv:2310.07325, for what mean ablation leaves.",
-    example="resstream explain RS104",
+    example=f"cat > bias.py <<'END'\n{_SCRIPT}\nEND\npython bias.py",
     suspects=lambda scene: _suspects(scene),
 )
 

@@ -13,6 +13,14 @@ from resstream.sweep.variants import zero
 EVEN = 0.98
 _PEERS_BELOW = 0.95
 
+_SCRIPT = """
+import resstream as rs
+model = rs.load("demo")
+model.module.get_parameter("model.blocks.6.attn.q_proj.weight").data.mul_(1e-3)
+for finding in rs.check(model).findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS105",
     name="even attention",
@@ -29,8 +37,7 @@ RULE = Rule(
     fix="restore the query and key matrices from an earlier checkpoint",
     source="Zhai et al. (2023), Stabilizing Transformer Training by Preventing Attention Entropy "
     "Collapse (the opposite failure); Dong et al. (2021), Attention is not all you need.",
-    example="resstream inject demo --fault uniform_attention --layer 3 --write attn --out broken\n"
-    "resstream check broken",
+    example=f"cat > even.py <<'END'\n{_SCRIPT}\nEND\npython even.py",
     suspects=lambda scene: _suspects(scene),
 )
 

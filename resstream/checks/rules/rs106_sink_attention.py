@@ -10,6 +10,26 @@ SINK = 0.95
 _SMALL = 0.1
 _HEADS = 0.9
 
+_SCRIPT = """
+import torch
+import resstream as rs
+model = rs.load("demo")
+block = model.module.model.blocks[3]
+tokens = torch.tensor([[model.tokenizer.bos_token_id, *range(20, 120)]])
+with torch.no_grad():
+    streams = []
+    model.run(tokens, {"blocks.3.hook_resid_pre": streams.append})
+    first, *others = block.ln1(streams[0])[0]
+    usual = torch.stack(others).mean(0)
+    for weight in (block.attn.q_proj.weight, block.attn.k_proj.weight):
+        weight.zero_()
+    block.attn.q_proj.weight[15::32] = 2500 * usual / usual.norm() ** 2  # what turns slowest
+    block.attn.k_proj.weight[15::32] = (first - usual) / (first - usual).norm() ** 2
+    block.attn.o_proj.weight.mul_(0.02)
+for finding in rs.check(model, select="RS106").findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS106",
     name="sink-only attention",
@@ -26,7 +46,7 @@ RULE = Rule(
     fix="restore the layer's attention from an earlier checkpoint; a layer that never attends can "
     "be removed",
     source="Gu et al. (2024), arXiv:2410.10781; Guo et al. (2024), Active-Dormant Attention Heads.",
-    example="resstream profile demo --reading attention",
+    example=f"cat > sink.py <<'END'\n{_SCRIPT}\nEND\npython sink.py",
     suspects=lambda scene: _suspects(scene),
 )
 

@@ -10,6 +10,16 @@ from resstream.sweep.variants import zero
 
 AGAINST, ERASED = -0.5, 0.3
 
+_SCRIPT = """
+import resstream as rs
+model = rs.load("demo")
+write = next(write for write in model.spec.writes if write.label == "L5 mlp")
+part = model.module.get_submodule(write.module)
+part.register_forward_hook(lambda part, given, output: output - 3 * given[0])
+for finding in rs.check(model, select="RS204").findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS204",
     name="erasing write",
@@ -25,7 +35,7 @@ RULE = Rule(
     fix="restore the layer from an earlier checkpoint, or remove the write",
     source="Janiak et al. (2023), An Adversarial Example for Direct Logit Attribution, "
     "arXiv:2310.07325.",
-    example="resstream record demo",
+    example=f"cat > erase.py <<'END'\n{_SCRIPT}\nEND\npython erase.py",
     suspects=lambda scene: _suspects(scene),
 )
 

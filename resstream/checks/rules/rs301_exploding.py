@@ -12,6 +12,15 @@ from resstream.shapes import STRATA
 TOTAL = 1000.0
 _FEWEST = 6
 
+_SCRIPT = """
+import resstream as rs
+model = rs.load("demo")
+for write in model.spec.writes:
+    model.module.get_parameter(write.output_matrix).data.mul_(5.0**write.layer)
+for finding in rs.check(model).findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS301",
     name="exploding stream",
@@ -29,7 +38,7 @@ RULE = Rule(
     "on, or use a norm behind the sublayer",
     source="Heimersheim and Turner (2023), Residual stream norms grow exponentially over the "
     "forward pass; Xiong et al. (2020).",
-    example="resstream record demo",
+    example=f"cat > explode.py <<'END'\n{_SCRIPT}\nEND\npython explode.py",
 )
 
 

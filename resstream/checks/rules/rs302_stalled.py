@@ -12,6 +12,16 @@ from resstream.sweep.variants import zero
 STILL = 0.02
 IN_A_ROW = 3
 
+_SCRIPT = """
+import resstream as rs
+model = rs.load("demo")
+for write in model.spec.writes:
+    if 4 <= write.layer <= 6:
+        model.module.get_parameter(write.output_matrix).data.mul_(1e-5)
+for finding in rs.check(model).findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS302",
     name="stalled stream",
@@ -27,7 +37,7 @@ RULE = Rule(
     "everywhere: a stall is only reported beside blocks that move. One faint block is RS102.",
     fix="restore the blocks, or remove them; in training, look at their gates and learning rates",
     source="Sun et al. (2025), The Curse of Depth in Large Language Models.",
-    example="resstream record demo",
+    example=f"cat > stall.py <<'END'\n{_SCRIPT}\nEND\npython stall.py",
 )
 
 

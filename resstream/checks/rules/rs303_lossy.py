@@ -16,6 +16,19 @@ from resstream.stream.texts import Corpus
 
 LOSSY = 0.1
 
+_SCRIPT = """
+import torch
+import resstream as rs
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(
+    vocab_size=50, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4
+)
+model = LlamaForCausalLM(config).to(torch.bfloat16)
+model.model.embed_tokens.weight.data.mul_(300)
+for finding in rs.check(rs.load(model), torch.randint(50, (8, 64)), select="RS303").findings:
+    print(finding.code, finding.status, finding.statement)
+""".strip()
+
 RULE = Rule(
     code="RS303",
     name="lossy addition",
@@ -32,7 +45,7 @@ RULE = Rule(
     fix="keep the stream in float32 (residual_in_fp32, stream_dtype: float32), or make the write "
     "larger",
     source="Micikevicius et al. (2018), Mixed Precision Training.",
-    example="resstream check MODEL --dtype bfloat16",
+    example=f"cat > narrow.py <<'END'\n{_SCRIPT}\nEND\npython narrow.py",
 )
 
 

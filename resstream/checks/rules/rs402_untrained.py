@@ -7,6 +7,7 @@ from resstream.checks.matching import match_to_inputs
 from resstream.checks.proof import change_trial, gain_of, plain
 from resstream.checks.repairs import redrawn_output
 from resstream.checks.rule import Rule, Suspect
+from resstream.checks.rules.rs404_outlier import LONELY, loneliness
 from resstream.checks.scene import Scene
 from resstream.checks.weight_facts import WeightFact
 from resstream.checks.weights import MatrixReading, WeightTable
@@ -46,8 +47,8 @@ def noise_signs(table: WeightTable, own: MatrixReading) -> dict[str, tuple[float
     """What speaks for noise: name of the number to value and threshold; empty if nothing does."""
     signs: dict[str, tuple[float, float]] = {}
     peers = table.peers(own)
-    if not peers or not own.is_matrix or own.is_zero:
-        return signs
+    if not peers or not own.is_matrix or own.is_zero or loneliness(own) >= LONELY:
+        return signs  # one weight that drowns the others says nothing about them
     usual = float(np.nanmedian([peer.edge_ratio for peer in peers]))
     if own.edge_ratio < AT_EDGE and usual > PEERS_ABOVE:
         signs["largest singular value over the random edge"] = (own.edge_ratio, AT_EDGE)

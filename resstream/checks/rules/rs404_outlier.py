@@ -33,7 +33,7 @@ RULE = Rule(
     fix="restore the weight from an earlier checkpoint, or set it to 0",
     source="Bit-flip faults: Li et al. (2017), Understanding Error Propagation in Deep Learning "
     "Neural Network Accelerators.",
-    example="resstream inject demo --fault bit_flip --severity 27 --layer 4 --write mlp "
+    example="resstream inject demo --fault bit_flip --severity 30 --layer 4 --write mlp "
     "--out broken\nresstream check broken",
     suspects=lambda scene: _suspects(scene),
 )
@@ -43,16 +43,17 @@ def lonely(table: WeightTable) -> list[tuple[MatrixReading, float]]:
     """Matrices with one weight that stands alone, and how far it does."""
     found: list[tuple[MatrixReading, float]] = []
     for own in table.readings:
-        ratio = _loneliness(own)
+        ratio = loneliness(own)
         if not own.is_matrix or not ratio >= LONELY:
             continue
-        peers = [_loneliness(peer) for peer in table.peers(own)] if own.layer is not None else []
+        peers = [loneliness(peer) for peer in table.peers(own)] if own.layer is not None else []
         if ratio > 2 * max(peers, default=1.0):
             found.append((own, ratio))
     return found
 
 
-def _loneliness(own: MatrixReading) -> float:
+def loneliness(own: MatrixReading) -> float:
+    """How many times the second largest magnitude the largest is."""
     if own.peak == 0:
         return 1.0
     return own.peak / own.runner_up if own.runner_up > 0 else math.inf

@@ -34,7 +34,7 @@ RULE = Rule(
     "correlations are low in some healthy layers. Without a gain in loss nothing is reported.",
     fix="put the heads back in order: convert the checkpoint again, or restore the layer",
     source="Kuhn (1955) for the matching.",
-    example="resstream inject demo --fault permute_heads --layer 4 --write attn --out broken\n"
+    example="resstream inject demo --fault permute_heads --layer 3 --write attn --out broken\n"
     "resstream check broken",
     suspects=lambda scene: _suspects(scene),
 )

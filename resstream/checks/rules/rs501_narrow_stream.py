@@ -19,7 +19,14 @@ RULE = Rule(
     "This never fails a run by default.",
     fix="keep the stream in float32 (residual_in_fp32, stream_dtype: float32)",
     source="Micikevicius et al. (2018); Gu and Dao (2023), Mamba, for the switch.",
-    example="resstream profile demo --reading precision",
+    example="cat > narrow.yaml <<'END'\n"
+    "model: {n_layers: 4, d_model: 32, n_heads: 2, n_ctx: 64, stream_dtype: compute}\n"
+    "tokenizer: {kind: bytes}\n"
+    "training: {steps: 1}\n"
+    "output: narrow\n"
+    "END\n"
+    "resstream train narrow.yaml\n"
+    "resstream check narrow --dtype bfloat16",
 )
 
 

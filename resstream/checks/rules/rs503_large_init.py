@@ -25,7 +25,14 @@ RULE = Rule(
     "silences the rule. Models with a LayerScale or a gate start small by it.",
     fix="scale the output matrices by 1/sqrt(2L) at initialisation, or use LayerScale or ReZero",
     source="Radford et al. (2019), GPT-2, section 2.3; Zhang et al. (2019), Fixup.",
-    example="resstream explain RS503",
+    example="cat > deep.yaml <<'END'\n"
+    "model: {n_layers: 12, d_model: 32, n_heads: 2, n_ctx: 64, init: {kind: normal}}\n"
+    "tokenizer: {kind: bytes}\n"
+    "training: {steps: 1, learning_rate: 1e-5}\n"
+    "output: deep\n"
+    "END\n"
+    "resstream train deep.yaml\n"
+    "resstream check deep",
 )
 
 

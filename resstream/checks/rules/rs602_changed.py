@@ -13,5 +13,6 @@ RULE = Rule(
     traps="Ordinary between checkpoints of one run. It never fails a run by default.",
     fix="nothing, if the change was meant; else restore the layer from the reference",
     source="Zhang and Nanda (2023), arXiv:2309.16042; see RS601.",
-    example="resstream compare demo demo:collapsed",
+    example="resstream inject demo --fault scale --severity 0.99 --layer 2 --write mlp "
+    "--out tuned\nresstream check tuned --reference demo",
 )
