@@ -4,8 +4,8 @@
     python docs/outputs.py docs/verbs/lens.md   # one
 
 In a block ``console`` a line ``$ resstream ...`` is run in a scratch folder that all commands of
-one page share; the lines up to the next ``$`` are replaced by its output and its exit status.  A
-block that ends with ``...`` keeps that many lines only.
+one page share; the lines up to the next ``$`` are replaced by its output and its exit status.
+Lines behind ``>`` belong to the command before them, such as a file that it writes.
 """
 
 import os
@@ -20,6 +20,7 @@ ROOT = DOCS.parent
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WIDTH = 100
 MOST_LINES = 40
+PROGRAMS = ("resstream ", "python ", "cat >")
 
 
 def refreshed(text: str, folder: Path) -> str:
@@ -28,18 +29,23 @@ def refreshed(text: str, folder: Path) -> str:
 
 
 def _run_block(body: str, folder: Path) -> str:
-    commands = [line[2:] for line in body.splitlines() if line.startswith("$ ")]
-    if not all(command.startswith("resstream ") for command in commands):
+    commands = re.findall(r"^\$ .*\n(?:>.*\n)*", body, re.MULTILINE)
+    if not all(command[2:].startswith(PROGRAMS) for command in commands):
         return body
-    return "".join(f"$ {command}\n{_output(command, folder)}" for command in commands)
+    return "".join(command + _output(_typed(command), folder) for command in commands)
+
+
+def _typed(command: str) -> str:
+    """A command without its prompts."""
+    return "\n".join(line[2:] for line in command.splitlines())
 
 
 def _output(command: str, folder: Path) -> str:
     paths = (str(ROOT), str(ROOT / "cli"), os.environ.get("PYTHONPATH", ""))
     settings = {"COLUMNS": str(WIDTH), "TERM": "dumb", "PYTHONPATH": os.pathsep.join(paths)}
-    shell = command.replace("resstream ", f"{sys.executable} -m resstream_cli ", 1)
+    shell = re.sub(r"^resstream ", f"{sys.executable} -m resstream_cli ", command)
     ended = subprocess.run(
-        shell,
+        re.sub(r"^python ", f"{sys.executable} ", shell),
         shell=True,
         cwd=folder,
         env={**os.environ, **settings},

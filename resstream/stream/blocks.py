@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from resstream.stream import anatomy
+from resstream.stream.additions import odd_addition
 from resstream.stream.calls import BlockCall
-from resstream.stream.spec import BlockSpec, Placement, WriteName, WriteSpec
+from resstream.stream.spec import BlockSpec, Oddity, Placement, WriteName, WriteSpec
 from resstream.stream.tracing import BlockTrace, PartTrace, trace_block, twin_weights
 from resstream.stream.writers import Writer, Writers, find_writers, tolerance
 
@@ -29,6 +30,12 @@ class _Twin:
         return trace_block(
             self.block, self.call, self.trace.stream, weights=self.weights, edits=edits
         )
+
+    def elsewhere(self) -> BlockTrace:
+        """A run on another stream of the same size."""
+        own = self.trace.stream
+        noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(-1))
+        return trace_block(self.block, self.call, noise.to(own), weights=self.weights)
 
 
 def _twin(layer: int, block: nn.Module, call: BlockCall) -> _Twin:
@@ -74,8 +81,11 @@ def describe_block(layer: int, path: str, block: nn.Module, call: BlockCall) -> 
     found, nearest = find_writers(twin.trace, twin.norms)
     names = anatomy.name_writers(found.writers) if found else None
     if found is None or names is None:
-        reason = "two of its writes are of one kind" if found else _opaque_reason(nearest)
-        return _opaque_block(layer, path, reason)
+        if found is not None:
+            return _opaque_block(layer, path, "two of its writes are of one kind")
+        odd = odd_addition(twin.trace, twin.elsewhere())
+        reason = _opaque_reason(nearest) if odd is None else odd.reason
+        return _opaque_block(layer, path, reason, None if odd is None else odd.kind)
     residue = _own_residue(block, call, found)
     proof = _Proof(layer, path, twin, found, residue, _is_parallel(twin, found))
     writes = tuple(_describe_write(proof, index, name) for index, name in enumerate(names))
@@ -91,7 +101,7 @@ def describe_block(layer: int, path: str, block: nn.Module, call: BlockCall) -> 
     )
 
 
-def _opaque_block(layer: int, path: str, reason: str) -> BlockSpec:
+def _opaque_block(layer: int, path: str, reason: str, oddity: Oddity | None = None) -> BlockSpec:
     """A block that is one write, ``block(x) - x``."""
     write = WriteSpec(layer=layer, name="block", module=path, scale=1.0, residue=0.0)
     return BlockSpec(
@@ -102,6 +112,7 @@ def _opaque_block(layer: int, path: str, reason: str) -> BlockSpec:
         writes=(write,),
         opaque=True,
         reason=reason,
+        oddity=oddity,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 WriteName = Literal["attn", "mlp", "mixer", "block"]
 Placement = Literal["pre", "post", "sandwich", "after", "none", "unknown"]
+Oddity = Literal["activation", "broadcast"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class BlockSpec:
     """Why the block is opaque, in a sentence."""
     stream_norms: tuple[str, ...] = ()
     """Post-LN only: the norm that the stream passes after each write."""
+    oddity: Oddity | None = None
+    """Opaque blocks: an activation behind the addition, or a branch that is broadcast into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

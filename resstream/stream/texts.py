@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,10 +218,18 @@ def _read(model: "StreamModel", texts: Any) -> tuple[list[str], str]:
 
 def _default_text(model: "StreamModel") -> tuple[list[str], str]:
     assets = files("resstream.stream") / "assets"
-    if model.name.partition(":")[0] == "demo":
+    if model.name.partition(":")[0] == "demo" or _has_vocabulary(model, assets / "demo"):
         with as_file(assets / "demo" / "sample.jsonl") as file:
             return read_documents(file), "held-out stories of the demo"
     return default_documents()
+
+
+def _has_vocabulary(model: "StreamModel", checkpoint: Traversable) -> bool:
+    """True for copies of a checkpoint, such as `resstream inject` writes: same tokenizer."""
+    if not hasattr(model.tokenizer, "get_vocab"):
+        return False
+    plain = json.loads((checkpoint / "tokenizer.json").read_text("utf-8"))
+    return model.tokenizer.get_vocab() == plain["model"]["vocab"]
 
 
 def default_documents() -> tuple[list[str], str]:

@@ -64,7 +64,7 @@ def find_writers(
         norms: The parts that are norms over the stream's width.
     """
     limit = tolerance(trace.stream.dtype)
-    plain, through = _candidates(trace)
+    plain, through = candidates(trace)
     additive = _additive(trace, plain, needs_through=False)
     if additive is not None and additive.residue <= limit:
         return additive, additive
@@ -77,7 +77,7 @@ def find_writers(
     return (handed if handed is not None and handed.residue <= limit else None), nearest
 
 
-def _candidates(trace: BlockTrace) -> tuple[list[Writer], list[Writer]]:
+def candidates(trace: BlockTrace) -> tuple[list[Writer], list[Writer]]:
     """Parts that could write: by their output, and by output minus an argument.
 
     Parts with equal outputs are one candidate, named by the outermost part.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from resstream.checks.explaining import explain, index
+from resstream.checks.pages import outputs, without_outputs
 from resstream.checks.registry import CODES, RULES, active_codes, rule_named
 from resstream.errors import ConfigError
 
@@ -29,14 +30,27 @@ def test_every_rule_is_explained(code: str) -> None:
         assert len(text) > 10
     page = explain(rule)
     assert page.startswith(f"# {code}: ")
-    assert all(f"    {line}" in page for line in rule.example.split("\n"))
-    assert all(line.startswith("resstream ") for line in rule.example.split("\n"))
+    assert all(f" {line}\n" in page for line in rule.example.split("\n") if line)
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_pages_are_made_from_the_rules(code: str) -> None:
     """Run ``python -m resstream.checks.pages docs/rules`` where this fails."""
-    assert (ROOT / "docs" / "rules" / f"{code}.md").read_text("utf-8") == explain(RULES[code])
+    page = (ROOT / "docs" / "rules" / f"{code}.md").read_text("utf-8")
+    assert without_outputs(page) == explain(RULES[code])
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_example_of_a_page_shows_its_finding(code: str) -> None:
+    """Run ``python docs/outputs.py docs/rules/CODE.md`` where this fails."""
+    page = (ROOT / "docs" / "rules" / f"{code}.md").read_text("utf-8")
+    assert re.search(rf"\b{code}\b", outputs(page))
+
+
+def test_what_is_typed_and_what_is_printed() -> None:
+    page = "a\n```console\n$ cat > x <<'END'\n> RS1\n>\n> END\n$ run x\nRS2 found\n```\nb\n"
+    assert outputs(page) == "RS2 found"
+    assert without_outputs(page) == page.replace("RS2 found\n", "")
 
 
 def test_the_list_of_pages_is_whole() -> None:
