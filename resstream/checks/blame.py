@@ -20,16 +20,21 @@ def weigh(findings: Sequence[Finding], facts: Sequence[Finding]) -> Iterator[Fin
 
     Args:
         findings: What experiments found.
-        facts: What needs no loss: weights, and writes that are exactly nothing.
+        facts: What needs no repair: weights, writes that are exactly nothing, and matrices that can
+            be drawn anew for nothing.
     """
     sure = [
         fact
         for fact in facts
         if fact.status == "confirmed" and fact.severity != "info" and fact.layer is not None
     ]
-    places = {(fact.layer, fact.write) for fact in sure}
     for finding in findings:
-        if finding.code in _EXPLAINED and (finding.layer, finding.write) in places:
+        said = any(
+            (fact.layer, fact.write) == (finding.layer, finding.write)
+            for fact in sure
+            if fact is not finding
+        )
+        if said and finding.code in _EXPLAINED:
             continue
         suspects = sure if finding.code in _BY_LOSS_ALONE else _drowning(finding, sure)
         if suspects and finding.status == "confirmed":

@@ -127,7 +127,8 @@ class Case:
         self.progress(3, STEPS)
         found += self._find_collapse(scene, accused | dead)
         findings += zeros
-        findings += weigh(found, [*facts, *zeros])
+        untrained = [finding for finding in found if finding.code == "RS402"]
+        findings += weigh(found, [*facts, *zeros, *untrained])
         if "RS205" in self.active:
             findings += rs205_never_recovers.look(self.lab, [*facts, *findings])
         if "RS301" in self.active:
