@@ -1,6 +1,7 @@
 """`check`: the public face of the linter; joins the rules, the reference, and the remedies."""
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from jaxtyping import Float
@@ -89,11 +90,24 @@ def check_and_fix(  # noqa: PLR0913
             f"check needs a model with logits over tokens; {model.name} ({model.spec.family}) "
             "has none"
         )
-    corpus = read_corpus(model, texts, seed=seed)
-    lab = Lab(model, corpus, seed)
-    case = Case(
-        model=model, corpus=corpus, lab=lab, active=active, progress=progress or (lambda *_: None)
-    )
+    lab = Lab(model, read_corpus(model, texts, seed=seed), seed)
+    with ExitStack() as dropout_off:
+        for each in (model, reference):
+            if each is not None:
+                dropout_off.enter_context(each.evaluating())
+        return _examine(lab, reference, active, progress or (lambda *_: None), remedies=remedies)
+
+
+def _examine(
+    lab: Lab,
+    reference: StreamModel | None,
+    active: frozenset[str],
+    progress: Progress,
+    *,
+    remedies: bool,
+) -> tuple[CheckReport, Weights]:
+    model, corpus, seed = lab.model, lab.corpus, lab.seed
+    case = Case(model=model, corpus=corpus, lab=lab, active=active, progress=progress)
     findings = case.solve()
     if reference is not None:
         compared = compare(model, reference, corpus, seed=seed)

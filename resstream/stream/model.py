@@ -125,6 +125,17 @@ class StreamModel:
         """What the model itself makes of a last stream: final norm, head, scales and soft-caps."""
         return self._skeleton.readout(self._caller.like(stream), stream)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Dropout is off while the context is open, also where someone turned it on again."""
+        training = [part for part in self.module.modules() if part.training]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for part in training:
+                part.training = True
+
     def replay_error(self, inputs: Tensor) -> float:
         """Largest absolute difference between the model's own output and the replayed stream's."""
         with torch.no_grad():

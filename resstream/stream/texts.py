@@ -168,6 +168,30 @@ def _are_ids(texts: Any) -> bool:
     )
 
 
+def _refuse_padding(model: "StreamModel", rows: Sequence[Tensor]) -> None:
+    """Padding would be read as text: two or more of its tokens at an end of a row."""
+    pad = _padding_token(model)
+    if pad is None:
+        return
+    for number, row in enumerate(rows):
+        real = (row != pad).nonzero()
+        first, last = (int(real[0]), int(real[-1])) if len(real) else (len(row), len(row) - 1)
+        count = max(first, len(row) - 1 - last)
+        if count > 1:
+            raise TextError(
+                f"token ids must not be padded, got {count} padding tokens (id {pad}) at an end of "
+                f"row {number}; pass rows of different lengths instead"
+            )
+
+
+def _padding_token(model: "StreamModel") -> int | None:
+    for owner in (model.tokenizer, getattr(model.module, "config", None)):
+        pad = getattr(owner, "pad_token_id", None)
+        if isinstance(pad, int):
+            return pad
+    return None
+
+
 def _random_corpus(model: "StreamModel", window: int, count: int, seed: int) -> Corpus:
     size = vocabulary_size(model.module) or 2
     generator = torch.Generator().manual_seed(seed)
@@ -199,6 +223,7 @@ def _from_ids(model: "StreamModel", texts: Any, max_sequences: int | None, longe
     low, high = min(int(row.min()) for row in rows), max(int(row.max()) for row in rows)
     if low < 0 or (size is not None and high >= size):
         raise TextError(f"token ids must be in 0..{(size or 0) - 1}, got {low}..{high}")
+    _refuse_padding(model, rows)
     return Corpus(
         sequences=tuple(rows),
         documents=tuple(range(len(rows))),

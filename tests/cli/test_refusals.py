@@ -170,3 +170,25 @@ def test_weights_that_are_not_finite_are_a_finding(call: Call, copy: Path) -> No
     assert shown.exit_code == 1
     first = json.loads(shown.stdout)["findings"][0]
     assert (first["layer"], first["write"], first["status"]) == (1, "attn", "confirmed")
+
+
+def test_a_model_of_several_streams(call: Call, tmp_path: Path) -> None:
+    from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+    config = Gemma3nTextConfig(
+        vocab_size=64, vocab_size_per_layer_input=64, hidden_size=32,
+        hidden_size_per_layer_input=8, intermediate_size=48, num_hidden_layers=5,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_kv_shared_layers=0,
+        laurel_rank=4, layer_types=["full_attention"] * 5, activation_sparsity_pattern=[0.0] * 5,
+    )  # fmt: skip
+    Gemma3nForCausalLM(config).save_pretrained(tmp_path / "several")
+    said = "do not hand on one stream [batch, pos, width] (hyper-connections"
+    refused(call("check", tmp_path / "several"), said)
+
+
+def test_an_encoder_decoder(call: Call, tmp_path: Path) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    refused(call("check", tmp_path / "t5"), "encoder-decoder (t5)")
