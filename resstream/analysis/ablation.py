@@ -35,7 +35,7 @@ from resstream.analysis.losses import stream_losses
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.texts import Batch, Corpus, Texts, read_corpus
-from resstream.sweep.fused import fused_activations
+from resstream.sweep.activations import fast_activations
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import free_memory
 from resstream.sweep.walk import BASE, Walk, group_variants, keeps_for
@@ -185,7 +185,7 @@ class AblationSweep:
             if progress is not None:
                 progress(min(measured.layer_tokens, total), total)
 
-        with torch.no_grad(), fused_activations(self._model.module):
+        with torch.no_grad(), fast_activations(self._model.module):
             self._run_batches(measured, journal, count, per_token=per_token)
         if progress is not None:
             progress(total, total)

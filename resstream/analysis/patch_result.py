@@ -14,7 +14,7 @@ from resstream.analysis.vocabulary import token_texts
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
-from resstream.sweep.fused import fused_names
+from resstream.sweep.activations import fast_names
 from resstream.sweep.grid import Direction, Grid, GridRun, PairPatch
 
 if TYPE_CHECKING:
@@ -198,8 +198,8 @@ def make_result(
 def _how(grid: Grid) -> str:
     proof, model = grid.proof, grid.model
     how = "suffixes behind the base run" if proof.proved else f"whole sequences: {proof.reason}"
-    fused = fused_names(model.module, model.dtype)
-    return f"{how}; {', '.join(fused)} as one kernel" if fused else how
+    fast = fast_names(model.module, model.dtype)
+    return f"{how}; {', '.join(fast)} as one kernel" if fast else how
 
 
 def _screening(estimates: np.ndarray, exact: np.ndarray) -> Screening:

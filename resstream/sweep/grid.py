@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.stream.model import StreamModel
+from resstream.sweep.activations import fast_activations
 from resstream.sweep.arguments import NotPackableError, probe_tokens
 from resstream.sweep.cells import PairRun, run_cells, run_pairs, without_no_ops
-from resstream.sweep.fused import fused_activations
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import PairCosts, free_memory
 from resstream.sweep.metrics import Meter, Metric
@@ -230,7 +230,7 @@ class Grid:
 
         buckets = bucket_pairs([len(pair.clean) for pair in self.pairs], self.budgets)
         for number, indices in enumerate(buckets):
-            with fused_activations(self.model.module):
+            with fast_activations(self.model.module):
                 self._run_bucket(f"bucket{number}", indices, done, journal, count)
         if progress is not None:
             progress(total, total)

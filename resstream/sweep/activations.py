@@ -33,7 +33,7 @@ def slow_activations(module: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def fused_activations(module: nn.Module) -> Iterator[None]:
+def fast_activations(module: nn.Module) -> Iterator[None]:
     """Compute them by one kernel each while the context is open.
 
     Only in float32 and without gradients: in narrower types the module's own roundings are part
@@ -46,21 +46,21 @@ def fused_activations(module: nn.Module) -> Iterator[None]:
     swapped = [part for part in slow_activations(module) if "forward" not in vars(part)]
     try:
         for part in swapped:
-            vars(part)["forward"] = _fused(part.forward)
+            vars(part)["forward"] = _by_kernel(part.forward)
         yield
     finally:
         for part in swapped:
             vars(part).pop("forward", None)
 
 
-def fused_names(module: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
+def fast_names(module: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
     """Classes of the activations that a sweep in `dtype` computes by one kernel each."""
     if dtype not in _DTYPES:
         return ()
     return tuple(sorted({type(part).__name__ for part in slow_activations(module)}))
 
 
-def _fused(own: Activation) -> Activation:
+def _by_kernel(own: Activation) -> Activation:
     kernel = partial(nn.functional.gelu, approximate="tanh")
 
     def forward(value: Tensor) -> Tensor:

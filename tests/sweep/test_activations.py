@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import resstream as rs
-from resstream.sweep.fused import fused_activations, slow_activations
+from resstream.sweep.activations import fast_activations, slow_activations
 from resstream.sweep.reference import base_values, run_by_hooks
 from resstream.sweep.variants import Change, Edit, Variant
 from tests.sweep.families import LENGTH, make, tokens
@@ -34,7 +34,7 @@ def test_the_kernel_is_the_activation_to_rounding(name: str) -> None:
     with torch.no_grad():
         exact = copy.deepcopy(module).double()(values().double())
         own = module(values())
-        with fused_activations(module):
+        with fast_activations(module):
             fused = module(values())
     assert not torch.equal(fused, own)  # or else nothing was swapped
     assert float((fused - exact).abs().max()) < 2e-6
@@ -56,9 +56,9 @@ def test_only_exact_classes_are_swapped() -> None:
 @pytest.mark.parametrize("name", SLOW)
 def test_other_precisions_and_gradients_keep_the_own_forward(name: str) -> None:
     module = activation(name)
-    with torch.no_grad(), fused_activations(module):
+    with torch.no_grad(), fast_activations(module):
         inside = [module(values().to(dtype)) for dtype in (torch.float64, torch.bfloat16)]
-    with fused_activations(module):
+    with fast_activations(module):
         inside.append(module(values()))
     kinds = (torch.float64, torch.bfloat16, torch.float32)
     outside = [module(values().to(dtype)) for dtype in kinds]
@@ -69,8 +69,8 @@ def test_it_is_put_back_also_after_an_error_and_nested() -> None:
     module = nn.Sequential(activation("gelu_new"))
     with torch.no_grad():
         own = module(values())
-        with pytest.raises(KeyboardInterrupt), fused_activations(module):
-            with fused_activations(module):
+        with pytest.raises(KeyboardInterrupt), fast_activations(module):
+            with fast_activations(module):
                 pass
             assert not torch.equal(module(values()), own)  # the inner one ends, the outer goes on
             raise KeyboardInterrupt
@@ -81,7 +81,7 @@ def test_it_is_put_back_also_after_an_error_and_nested() -> None:
 def test_what_somebody_else_put_there_stays() -> None:
     module = activation("gelu_new")
     vars(module)["forward"] = torch.zeros_like
-    with torch.no_grad(), fused_activations(module):
+    with torch.no_grad(), fast_activations(module):
         assert not module(values()).any()
     assert not module(values()).any()
 
