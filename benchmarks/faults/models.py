@@ -77,14 +77,14 @@ def load_model(name: str, sources: Sources) -> "rs.StreamModel":
 
 
 @cache
-def corpus_of(name: str, sources: Sources) -> Corpus:
+def corpus_of(name: str, sources: Sources, sequences: int = 16) -> Corpus:
     """2,048 tokens that the model was not trained on, as far as that is known."""
     text = "held_out" if name in RULES else TEXTS.get(name)
     return read_corpus(
         load_model(name, sources),
         None if text is None else sources.text(text),
         context=128,
-        max_sequences=16,
+        max_sequences=sequences,
     )
 
 

@@ -95,7 +95,7 @@ def examine(case: FaultCase, sources: Sources) -> Row:
 
 def contrast(case: FaultCase, sources: Sources) -> Row:
     """Where the damaged model departs from the undamaged one: by weights, and by activations."""
-    good = _untouched(case.model, sources)
+    good = untouched(case.model, sources)
     with damaged(case, sources) as model:
         parts = changed_parts(model, good)
         errors, _ = own_errors(model, good, corpus_of(case.model, sources).head(_FEW_SEQUENCES))
@@ -108,7 +108,7 @@ def contrast(case: FaultCase, sources: Sources) -> Row:
 
 
 @cache
-def _untouched(name: str, sources: Sources) -> "rs.StreamModel":
+def untouched(name: str, sources: Sources) -> "rs.StreamModel":
     """A copy that nothing damages."""
     model = load_model(name, sources)
     return rs.load(deepcopy(model.module), tokenizer=model.tokenizer)
