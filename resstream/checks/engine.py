@@ -183,6 +183,7 @@ class Case:
         accused: set[int] = set()
         harmful: frozenset[int] | None = None
         for _ in range(_MAX_ROUNDS):
+            was_informative = self.lab.informative
             suspects = [
                 suspect
                 for suspect in self._suspects(scene, "pollution")
@@ -190,6 +191,10 @@ class Case:
                 and (suspect.code != "RS203" or harmful is None or suspect.index in harmful)
             ]
             tried = decide_pollution(suspects, scene.readings, self.lab)
+            if self.lab.informative and not was_informative:
+                # A repair gave back what a fault had cost, so that rules can ask for the loss.
+                scene = self._scene(scene.readings, scene.estimates)
+                continue
             proved = _proved(tried)
             if not proved:
                 findings += [d.finding for d in tried.decided if d.finding]

@@ -104,11 +104,15 @@ class Lab:
     standing: list[Trial] = field(default_factory=list)
     done: list[Outcome] = field(default_factory=list)
     base_loss: float = math.nan
-    _heard: float = field(default=0.0, init=False)
+    _heard: Float[np.ndarray, " sequence"] = field(init=False)
+    """Clean loss of each sequence, summed over its tokens."""
     informative: bool = False
     """True if the loss says something about the model."""
     has_nan: bool = False
     """True if the model's output holds NaN."""
+
+    def __post_init__(self) -> None:
+        self._heard = np.zeros(len(self.corpus.sequences))
 
     @property
     def readable(self) -> bool:
@@ -127,16 +131,19 @@ class Lab:
         A few rows at a time: the logits of a batch that the recorder likes may be gigabytes.
         """
         step = max(1, _BATCH_TOKENS // stream.shape[1])
+        heard: list[Tensor] = []
         for rows, tokens in zip(stream.split(step), batch.tokens.split(step), strict=True):
             logits = self.model.readout(rows)
             self.has_nan = self.has_nan or bool(logits.sum().isnan())  # NaN spreads
             if self.model.spec.causal:
-                self._heard += float(token_losses(logits, tokens).double().sum())
+                heard.append(token_losses(logits, tokens).double().sum(1))
+        if heard:
+            self._heard[list(batch.rows)] = torch.cat(heard).cpu().numpy()
 
     def settle_base(self) -> None:
         """See whether the clean loss says something, once all batches were heard."""
         if self.model.spec.causal:
-            self.base_loss = self._heard / self.corpus.n_predicted
+            self.base_loss = float(self._heard.sum()) / self.corpus.n_predicted
             self._judge(self.base_loss)
 
     def _judge(self, loss: float) -> None:
@@ -168,10 +175,12 @@ class Lab:
         one of the repairs, the loss is what decides from here on.
         """
         measure: Measure = "loss" if self.readable else "divergence"
-        outcomes = self._run(trials, self.corpus.head(_GLANCE_SEQUENCES), measure)
+        part = self.corpus.head(_GLANCE_SEQUENCES)
+        outcomes = self._run(trials, part, measure)
         if measure == "loss":
+            clean = float(self._heard[: len(part.sequences)].sum()) / part.n_predicted
             for outcome in outcomes:
-                self._judge(self.base_loss + outcome.effect)
+                self._judge(clean + outcome.effect)
         return outcomes
 
     def screen(self, trials: Sequence[Trial]) -> Float[np.ndarray, " trial"]:
