@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from resstream.analysis.intervals import holm
@@ -114,10 +115,11 @@ def lens_losses(lab: Lab, n_tokens: int = _TOKENS) -> Float[np.ndarray, " depth"
     with lab.repaired():
         for batch in sample.batches():
             streams, _ = run_streams(lab.model, batch.tokens, points)
-            for depth, stream in enumerate(streams):
-                losses = stream_losses(lab.model, stream, batch.tokens)
-                sums[depth] += float(losses[:, 1:].double().sum())  # the first token is a sink
-            count += losses[:, 1:].numel()
+            together = torch.cat(list(streams))  # the head's matrix is read once for many rows
+            losses = stream_losses(lab.model, together, batch.tokens.repeat(len(points), 1))
+            by_depth = losses.unflatten(0, (len(points), -1))[..., 1:]  # the first token is a sink
+            sums += by_depth.double().sum((1, 2)).cpu().numpy()
+            count += by_depth[0].numel()
     return sums / count if count else np.full(len(points), np.nan)
 
 
