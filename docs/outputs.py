@@ -20,7 +20,7 @@ ROOT = DOCS.parent
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WIDTH = 100
 MOST_LINES = 40
-PROGRAMS = ("resstream ", "python ", "cat >")
+PROGRAMS = ("resstream ", "python ", "cat ")
 
 
 def refreshed(text: str, folder: Path) -> str:
