@@ -4,7 +4,8 @@
 
 Printed, each against a plain forward (logits of every token) timed in turn with it, medians:
 
-* the passive scan: statistics of every write, the clean loss, and the lens on a sample of tokens;
+* the passive scan: statistics of every write, the clean loss, and the lens on a sample of tokens
+  (a larger one where the first looks odd);
 * one confirmation: a changed write, run from its block to the loss on all tokens, the average over
   writes spread evenly over depth, the base run that they share counted in;
 * what ranks candidates before that: first-order estimates, and taking every write away on a few
@@ -22,7 +23,7 @@ import torch
 import resstream as rs
 from resstream.analysis.attribution import estimate_ablations
 from resstream.checks.experiments import Lab, Trial
-from resstream.checks.rules.rs205_never_recovers import lens_losses
+from resstream.checks.rules.rs205_never_recovers import look
 from resstream.recording.recorder import record
 from resstream.stream.texts import Corpus, read_corpus
 from resstream.sweep.variants import zero
@@ -53,7 +54,7 @@ def main() -> None:
         lab = Lab(model, corpus, 0)
         record(model, corpus, at_end=lab.hear)
         lab.settle_base()
-        lens_losses(lab)
+        look(lab, [])
 
     parts: dict[str, Callable[[], object]] = {
         "passive scan": scan,

@@ -24,6 +24,7 @@ from resstream.stream.model import StreamModel
 from resstream.stream.spec import WriteSpec
 from resstream.stream.substitution import substituted
 from resstream.stream.texts import Batch, Corpus
+from resstream.sweep.patches import is_last_word
 from resstream.sweep.replay import BaseRun, run_base
 from resstream.sweep.variants import Change, Edit
 
@@ -216,12 +217,28 @@ class Lab:
         def changing(edit: Edit) -> Callable[[Tensor], Tensor]:
             return lambda value: edit.change(value, base.values[edit.site])
 
-        stream = base.streams[trial.start]
+        start = trial.start
+        stream = base.streams[start]
         hooks = {edit.site: changing(edit) for edit in trial.edits}
+        if self._adds_last(trial):
+            # What else its block adds is known, so that the block need not run.
+            (edit,) = trial.edits
+            own = base.values[edit.site]
+            start, stream = start + 1, base.streams[start + 1] + (edit.change(own, own) - own)
+            hooks = {}
         with substituted(self.model.module, trial.weights), self.model.hooked(hooks):
-            for layer in range(trial.start, self.model.spec.n_layers):
+            for layer in range(start, self.model.spec.n_layers):
                 stream = self.model.run_block(layer, stream, base.frame)
             return self.model.readout(stream)
+
+    def _adds_last(self, trial: Trial) -> bool:
+        """True if the trial changes one write that nothing else of its block reads."""
+        write = trial.write
+        alone = len(trial.edits) == 1 and not trial.weights and trial.first_layer is None
+        # A standing repair may change the same write, and has been heard already.
+        repaired = any(edit.site == write.site for kept in self.standing for edit in kept.edits)
+        block = self.model.spec.blocks[write.layer]
+        return alone and not repaired and is_last_word(block, write.site)
 
     def _outcome(
         self, trial: Trial, row: Float[np.ndarray, " sequence"], corpus: Corpus, measure: Measure
