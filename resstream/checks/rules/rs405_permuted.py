@@ -26,10 +26,10 @@ RULE = Rule(
     what="The heads in the output matrix stand in another order than those in the value matrix.",
     why="A conversion between layouts went wrong for this layer: every head writes with another "
     "head's matrix.",
-    detection="Within a head, channels that carry large values are read with large columns: where "
-    f"the correlation of log norms over heads is below {LOW:g}, "
-    "orders of the heads are tried on a few tokens: all for up to four heads, else the best "
-    "matching of values to columns. Confirmed if the loss falls with the best on the whole text.",
+    detection=f"Orders of the heads are tried on a few tokens: all of them for up to {_MOST_HEADS} "
+    "heads. Where there are more, channels that carry large values should be read with large "
+    f"columns: where the correlation of log norms over heads is below {LOW:g}, the best matching "
+    "of values to columns is tried. Confirmed if the loss falls with the best on the whole text.",
     traps="With grouped queries several heads share their values and can't be told apart so; "
     "correlations are low in some healthy layers. Without a gain in loss nothing is reported.",
     fix="put the heads back in order: convert the checkpoint again, or restore the layer",
@@ -70,7 +70,11 @@ def _suspects(scene: Scene) -> list[Suspect]:
         and (match := head_match(scene, index, n_heads)) is not None
         and np.isfinite(match).all()
     }
-    doubtful = [index for index, match in matches.items() if match.diagonal().mean() < LOW]
+    doubtful = [
+        index
+        for index, match in matches.items()
+        if n_heads <= _MOST_HEADS or match.diagonal().mean() < LOW
+    ]
     found = [_search(scene, index, matches[index]) for index in doubtful]
     return [suspect for suspect in found if suspect is not None]
 
