@@ -66,7 +66,7 @@ def main() -> int:
     alarms = [row for row in clean.values() if any(f[3] == "confirmed" for f in row["found"])]
     print(f"{len(alarms)} of {len(clean)} controls with a confirmed finding")
     if options.table is not None:
-        write_table(options.table, whole, list(clean.values()))
+        write_table(options.table, whole, list(clean.values()), options.results)
     return 1 if alarms else 0
 
 

@@ -8,7 +8,6 @@ loaded again, and read on text that neither the check nor its trials saw.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,25 +53,36 @@ _CASES = (
 
 
 def main() -> None:
-    """Run what is missing and print a table."""
+    """Run all and print a table."""
     parser = argparse.ArgumentParser(description="exported fixes of the fault benchmark")
     parser.add_argument("--results", type=Path, required=True, help="as for benchmarks.faults")
     parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
     sources = Sources(options.results, options.data)
-    print(
-        "| fault | healthy | damaged | fixed, reference | back | fixed alone | back | best first |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    rows = [_show(case, sources) for case in _cases()]
-    (options.results / "fixes.json").write_text(json.dumps(rows, indent=1), "utf-8")
-    good = sum(row["with_reference"] >= WITH_REFERENCE for row in rows)
-    alone = [row["without"] for row in rows if row["without"] is not None]
-    print(f"\nwith a reference at least {WITH_REFERENCE:.0%} back: {good} of {len(rows)}")
-    enough = sum(share >= WITHOUT for share in alone)
-    print(f"without one at least {WITHOUT:.0%} back: {enough} of {len(alone)}")
-    print(
-        f"best simulated fix named first: {sum(row['best_first'] for row in rows)} of {len(rows)}"
+    shown = [_show(case, sources) for case in _cases()]
+    alone = [row["without"] for row in shown if row["without"] is not None]
+    lines = [
+        "| fault | healthy | damaged | fixed, reference | back | fixed alone | back | best first |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_line(row) for row in shown),
+        "",
+        f"With a reference at least {WITH_REFERENCE:.0%} come back in "
+        f"{sum(row['with_reference'] >= WITH_REFERENCE for row in shown)} of {len(shown)} models, "
+        f"without one at least {WITHOUT:.0%} in {sum(share >= WITHOUT for share in alone)} of "
+        f"{len(alone)}; the best simulated fix is named first in "
+        f"{sum(row['best_first'] for row in shown)} of {len(shown)}.",
+    ]
+    print("\n".join(lines))
+    (options.results / "fixes.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _line(row: dict[str, Any]) -> str:
+    alone = "- | -"
+    if row["without"] is not None:
+        alone = f"{row['fixed_alone']:.3f} | {row['without']:.0%}"
+    return (
+        f"| {row['name']} | {row['healthy']:.3f} | {row['damaged']:.3f} | {row['fixed']:.3f} | "
+        f"{row['with_reference']:.0%} | {alone} | {'yes' if row['best_first'] else 'no'} |"
     )
 
 
@@ -91,16 +101,17 @@ def _show(case: FaultCase, sources: Sources) -> dict[str, Any]:
         if case.fault in _WITHOUT_REFERENCE:
             alone, first_alone = _fixed_loss(model, case, sources, reference=None)
             first = first and first_alone
-    share, own = _back(healthy, broken, fixed), None
-    if alone is not None:
-        own = _back(healthy, broken, alone)
-    print(
-        f"| {case.name} | {healthy:.3f} | {broken:.3f} | {fixed:.3f} | {share:.0%} | "
-        + ("- | - " if own is None else f"{alone:.3f} | {own:.0%} ")
-        + f"| {'yes' if first else 'no'} |",
-        flush=True,
-    )
-    return {"name": case.name, "with_reference": share, "without": own, "best_first": first}
+    print(case.name, flush=True)
+    return {
+        "name": case.name,
+        "healthy": healthy,
+        "damaged": broken,
+        "fixed": fixed,
+        "with_reference": _back(healthy, broken, fixed),
+        "fixed_alone": alone,
+        "without": None if alone is None else _back(healthy, broken, alone),
+        "best_first": first,
+    }
 
 
 def _windows(case: FaultCase, sources: Sources, *, first: int) -> Corpus:

@@ -12,7 +12,7 @@ import argparse
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -91,28 +91,33 @@ def first_layers(peer: str, case: FaultCase, sources: Sources) -> tuple[int, ...
 
 
 def main() -> None:
-    """Run what is missing and print one line a peer."""
+    """Run both and print one line each."""
     parser = argparse.ArgumentParser(description="the fault benchmark for other tools")
     parser.add_argument("--results", type=Path, required=True, help="as for benchmarks.faults")
     parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     sources = Sources(options.results, options.data)
-    lines = (options.results / "screens.jsonl").read_text("utf-8").splitlines()
-    costly = {row["name"] for row in map(json.loads, lines) if row["functional"]}
+    screens = (options.results / "screens.jsonl").read_text("utf-8").splitlines()
+    costly = {row["name"] for row in map(json.loads, screens) if row["functional"]}
     chosen = [
         c for c in cases() if c.half == "report" and c.name in costly and c.model != "smollm2"
     ]
-    for peer in PEERS:
-        hits = [_is_right(case, first_layers(peer, case, sources)) for case in chosen]
-        low, high = wilson(sum(hits), len(hits))
-        models = {case.model for case in chosen}
-        alarms = sum(any(item[1] for item in _healthy(peer, m, sources)) for m in models)
-        print(
-            f"| {peer} | {len(hits)} | {sum(hits)} ({sum(hits) / len(hits):.1%}) | {low:.0%} to "
-            f"{high:.0%} | {alarms} of {len(models)} |",
-            flush=True,
-        )
+    lines = ["| tool | faults | right layer | 95 % | healthy models with a finding |"]
+    lines += ["|---|---|---|---|---|", *(_line(peer, chosen, sources) for peer in PEERS)]
+    print("\n".join(lines))
+    (options.results / "peers.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _line(peer: str, chosen: Sequence[FaultCase], sources: Sources) -> str:
+    hits = [_is_right(case, first_layers(peer, case, sources)) for case in chosen]
+    low, high = wilson(sum(hits), len(hits))
+    models = {case.model for case in chosen}
+    alarms = sum(any(item[1] for item in _healthy(peer, name, sources)) for name in models)
+    return (
+        f"| {peer} | {len(hits)} | {sum(hits)} ({sum(hits) / len(hits):.1%}) | {low:.0%} to "
+        f"{high:.0%} | {alarms} of {len(models)} |"
+    )
 
 
 def _is_right(case: FaultCase, named: tuple[int, ...] | None) -> bool:
