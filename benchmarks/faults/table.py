@@ -17,11 +17,12 @@ COMMAND = (
 _HISTORY = (
     "**How often this half was looked at.** It was run three times. The first run was stopped "
     "after 69 checks, the second after 301; they showed defects that were mended and not tuned "
-    "away: a repair was judged by the loss of other sequences than those it was tried on, rules were not "
-    "asked again once a repair had made the loss readable, and orders of heads were only tried "
-    "where the norms of the weights looked odd. No threshold was changed. The second run, before "
-    "the last of these, had 136 of 141 right at 0.3 nats and more, 56 of 61 from 0.1 and 87 of 99 "
-    "from 0.02 on; the gain from there to the table comes from permuted heads alone."
+    "away: a repair was judged by the loss of other sequences than those it was tried on, rules "
+    "were not asked again once a repair had made the loss readable, and orders of heads were "
+    "only tried where the norms of the weights looked odd. No threshold was changed. The second "
+    "run, before the last of these, had 136 of 141 right at 0.3 nats and more, 56 of 61 from "
+    "0.1 and 87 of 99 from 0.02 on; the gain from there to the table comes from permuted heads "
+    "alone."
 )
 _PEERS = (
     "The same faults (the small models) shown to two other tools; the first of their findings that "
