@@ -3,12 +3,13 @@
     pip install model-clinic torchmortem
     python -m benchmarks.faults.peers --results DIR --data DIR
 
-The half that is reported, on the small models.  Both name parameters or modules; the first finding
+A sample of the half that is reported, on the small models.  Both name parameters or modules; the first finding
 that the undamaged model does not have counts, and the layer alone has to be right.  model-clinic
 reads the weights; torchmortem watches 24 steps of training (AdamW, 1e-4) on the text of the check.
 """
 
 import argparse
+import hashlib
 import json
 import logging
 import re
@@ -95,14 +96,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the fault benchmark for other tools")
     parser.add_argument("--results", type=Path, required=True, help="as for benchmarks.faults")
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cases", type=int, default=60, help="a sample, in an order by hash")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     sources = Sources(options.results, options.data)
     screens = (options.results / "screens.jsonl").read_text("utf-8").splitlines()
     costly = {row["name"] for row in map(json.loads, screens) if row["functional"]}
-    chosen = [
-        c for c in cases() if c.half == "report" and c.name in costly and c.model != "smollm2"
-    ]
+    chosen = sorted(
+        (c for c in cases() if c.half == "report" and c.name in costly and c.model != "smollm2"),
+        key=lambda case: hashlib.sha256(case.name.encode()).hexdigest(),
+    )[: options.cases]
     lines = ["| tool | faults | right layer | 95 % | healthy models with a finding |"]
     lines += ["|---|---|---|---|---|", *(_line(peer, chosen, sources) for peer in PEERS)]
     print("\n".join(lines))

@@ -25,7 +25,7 @@ _HISTORY = (
     "alone."
 )
 _PEERS = (
-    "The same faults (the small models) shown to two other tools; the first of their findings that "
+    "A sample of the same faults (the small models) shown to two other tools; the first of their findings that "
     "the undamaged model does not have counts, and the layer alone has to be right.\n\n"
     "    pip install model-clinic torchmortem\n"
     "    python -m benchmarks.faults.peers --results results --data DATA"
