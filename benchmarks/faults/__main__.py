@@ -56,7 +56,8 @@ def main() -> int:
     ]
     checked = fill("checks", [case for case, row in pairs if row["functional"]], examine)
     compared = fill("references", [case for case, _ in pairs], contrast)
-    clean = {} if options.half == "tune" else fill("controls", controls(), examine_control)
+    healthy = [one for one in controls() if ":" in one.model or sources.has(one.model)]
+    clean = {} if options.half == "tune" else fill("controls", healthy, examine_control)
     whole = [
         (case, row | compared.get(case.name, {}) | checked.get(case.name, {}))
         for case, row in pairs

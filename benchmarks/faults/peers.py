@@ -3,9 +3,10 @@
     pip install model-clinic torchmortem
     python -m benchmarks.faults.peers --results DIR --data DIR
 
-A sample of the half that is reported, on the small models.  Both name parameters or modules; the first finding
-that the undamaged model does not have counts, and the layer alone has to be right.  model-clinic
-reads the weights; torchmortem watches 24 steps of training (AdamW, 1e-4) on the text of the check.
+A sample of the half that is reported, on the small models.  Both name parameters or modules; the
+first finding that the undamaged model does not have counts, and the layer alone has to be right.
+model-clinic reads the weights; torchmortem watches 24 steps of training (AdamW, 1e-4) on the text
+of the check.
 """
 
 import argparse

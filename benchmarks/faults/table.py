@@ -25,8 +25,9 @@ _HISTORY = (
     "alone."
 )
 _PEERS = (
-    "A sample of the same faults (the small models) shown to two other tools; the first of their findings that "
-    "the undamaged model does not have counts, and the layer alone has to be right.\n\n"
+    "A sample of the same faults (the small models) shown to two other tools; the first of their "
+    "findings that the undamaged model does not have counts, and the layer alone has to be "
+    "right.\n\n"
     "    pip install model-clinic torchmortem\n"
     "    python -m benchmarks.faults.peers --results results --data DATA"
 )
