@@ -12,7 +12,7 @@ from resstream.checks.report import Finding
 
 _EXPLAINED = ("RS203", "RS402", "RS404")
 _QUIET = ("RS101", "RS102")
-_BY_LOSS_ALONE = ("RS203", "RS204", "RS407")
+_BY_LOSS_ALONE = ("RS203", "RS204", "RS405", "RS407")
 
 
 def weigh(findings: Sequence[Finding], facts: Sequence[Finding]) -> Iterator[Finding]:

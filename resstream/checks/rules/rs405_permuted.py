@@ -29,7 +29,8 @@ RULE = Rule(
     detection=f"Orders of the heads are tried on a few tokens: all of them for up to {_MOST_HEADS} "
     "heads. Where there are more, channels that carry large values should be read with large "
     f"columns: where the correlation of log norms over heads is below {LOW:g}, the best matching "
-    "of values to columns is tried. Confirmed if the loss falls with the best on the whole text.",
+    "of values to columns is tried. The best must do better than taking the write away. Confirmed "
+    "if the loss falls with it on the whole text.",
     traps="With grouped queries several heads share their values and can't be told apart so; "
     "correlations are low in some healthy layers. Without a gain in loss nothing is reported.",
     fix="put the heads back in order: convert the checkpoint again, or restore the layer",
@@ -94,7 +95,8 @@ def _search(scene: Scene, index: int, match: Float[np.ndarray, "slot head"]) -> 
         return None
     effects = scene.lab.screen(trials)
     best = int(np.argmin(effects))
-    if not effects[best] < -_WORTH:
+    # Any order takes the edge off a write that does harm: the right one beats having no write.
+    if not effects[best] < min(0.0, scene.screened[index]) - _WORTH:
         return None
 
     def statement(outcome: Outcome) -> str:
