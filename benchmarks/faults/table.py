@@ -40,8 +40,9 @@ _FIXES = (
 )
 _LIMITS = """## What this does not show
 
-* Not in the grid: faults of a whole model (RoPE base, mask, epsilon), casts to 16 and 8 bits (they
-  cost less than 0.02 nats here), fine-tuning one layer at too high a rate, double or missing hooks.
+* Not in the grid: faults of a whole model (RoPE base, mask, epsilon), casts to 16 and 8 bits,
+  fine-tuning one layer at too high a rate, double or missing hooks.  The trained Fixup model has no
+  single output matrix behind its multipliers, so that most faults can't be put there.
 * The models trained here are read on the text that they know. On foreign text a small model's last
   attention may do harm in earnest (0.03 to 0.07 nats for `pre_ln` on three other texts), and
   `check` then says so: check a model on text like what it was made for.
