@@ -109,6 +109,10 @@ def check(
         _refuse_with_static(reference=reference, text=text, export_fix=export_fix, html=html)
         report = project.accept(_static(model, project))
         _end(report, project, outputs, write_baseline)
+    if export_fix is not None:
+        from resstream.stream.saving import require_free
+
+        require_free(export_fix)  # before minutes are spent on what could not be written
     stream = open_model(model, device=device, dtype=dtype)
     good = None if reference is None else open_model(reference, device=device, dtype=dtype)
     corpus = open_text(stream, text, sequences=sequences, context=context, bos=bos, seed=seed)
@@ -126,10 +130,9 @@ def check(
             progress=advance,
         )
     report = project.accept(found)
-    if export_fix is not None:
-        _export(stream, weights, export_fix, good)
     page = lambda: _page(stream, corpus, report, ablations)  # noqa: E731
-    _end(report, project, outputs, write_baseline, page)
+    export = lambda: export_fix and _export(stream, weights, export_fix, good)  # noqa: E731
+    _end(report, project, outputs, write_baseline, page, export)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +205,15 @@ def _end(
     outputs: Outputs,
     write_baseline: Path | None,
     page: "Callable[[], Page] | None" = None,
+    export: Callable[[], object] = lambda: None,
 ) -> NoReturn:
-    """Write and print what was found, and exit."""
+    """Write and print what was found, export what mends it, and exit."""
     if write_baseline is not None:
         from resstream.checks.baseline import write_baseline as write
 
         say(f"{write(write_baseline, report)} findings accepted in {write_baseline}")
     outputs.emit(report, lambda: _shown(report), page)
+    export()  # last: what was found is not lost if there is nothing to export
     found = report.confirmed(at_least=project.fail_on)
     raise typer.Exit(FOUND if found and write_baseline is None else 0)
 

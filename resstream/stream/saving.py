@@ -20,12 +20,21 @@ def save_model(model: StreamModel, directory: str | Path) -> Path:
         raise UnsupportedModelError(
             f"{model.name} is no Hugging Face model; save its state_dict with safetensors"
         )
-    if (Path(directory) / "config.json").exists():
-        raise OutputError(
-            f"{directory} holds a checkpoint already; choose another directory, or remove it first"
-        )
+    require_free(directory)
     with quiet(), write_directory(directory) as part:
         save(part)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(part)
     return Path(directory)
+
+
+def require_free(directory: str | Path) -> None:
+    """Refuse to write a checkpoint over another one.
+
+    Raises:
+        OutputError: There is one.
+    """
+    if (Path(directory) / "config.json").exists():
+        raise OutputError(
+            f"{directory} holds a checkpoint already; choose another directory, or remove it first"
+        )

@@ -110,7 +110,17 @@ def test_nothing_to_export_is_an_error(call: Call, checkpoint: Path, tmp_path: P
     refused = call("check", checkpoint, *SMALL, "--export-fix", tmp_path / "fixed")
     assert refused.exit_code == 2
     assert "no fix to export" in refused.stderr
+    assert "verdict" in refused.stdout  # what was found is not lost
     assert not (tmp_path / "fixed").exists()
+
+
+def test_a_copy_is_not_written_over_a_checkpoint(call: Call, checkpoint: Path) -> None:
+    before = (checkpoint / "config.json").read_bytes()
+    refused = call("check", checkpoint, *SMALL, "--export-fix", checkpoint)
+    assert refused.exit_code == 2
+    assert "holds a checkpoint already" in refused.stderr
+    assert "verdict" not in refused.stdout  # before any work
+    assert (checkpoint / "config.json").read_bytes() == before
 
 
 def test_a_fix_in_whole_layers_is_a_recipe(call: Call, demo_copy: Path, tmp_path: Path) -> None:
