@@ -9,25 +9,24 @@ Exits with 1 if a control has a confirmed finding, or a standing case went wrong
 """
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from benchmarks.faults import standing
 from benchmarks.faults.controls import controls
 from benchmarks.faults.controls import examine as examine_control
 from benchmarks.faults.grid import cases
 from benchmarks.faults.models import Sources
+from benchmarks.faults.rows import Row, read_rows
 from benchmarks.faults.running import contrast, examine, screen
 from benchmarks.faults.scoring import by_reference, summary
 from benchmarks.faults.table import write_table
 
 Item = TypeVar("Item")
-Row = dict[str, Any]
 
 
 def main() -> int:
@@ -40,8 +39,8 @@ def main() -> int:
     sources = Sources(options.results, options.data, options.smollm2)
     chosen = sorted(
         (case for case in cases() if options.half in (None, case.half) and sources.has(case.model)),
-        key=lambda case: hashlib.sha256(case.name.encode()).hexdigest(),
-    )  # in an order without meaning, so that a run that was cut short is a fair sample
+        key=lambda case: case.order,
+    )
 
     def fill(
         name: str, items: Iterable[Item], run: Callable[[Item, Sources], Row]
@@ -75,8 +74,7 @@ def _fill(
     file: Path, items: Iterable[Item], run: Callable[[Item], Row], stop: float
 ) -> dict[str, Row]:
     """Run the items that the file lacks, a line each; not those for which no time is left."""
-    lines = file.read_text("utf-8").splitlines() if file.exists() else []
-    done = {row["name"]: row for row in map(json.loads, lines)}
+    done = read_rows(file)
     for item in items:
         name: str = item.name  # type: ignore[attr-defined]
         if name in done or monotonic() > stop:

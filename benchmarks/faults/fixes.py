@@ -8,6 +8,7 @@ loaded again, and read on text that neither the check nor its trials saw.
 """
 
 import argparse
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ def _windows(case: FaultCase, sources: Sources, *, first: int) -> Corpus:
 
 def _back(healthy: float, broken: float, fixed: float) -> float:
     """Share of the loss that came back; all of what is finite if the damaged loss is not."""
-    if broken != broken:  # NaN
+    if math.isnan(broken):
         return 1.0 if abs(fixed - healthy) < 0.01 else 0.0
     return (broken - fixed) / (broken - healthy)
 

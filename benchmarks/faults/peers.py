@@ -10,8 +10,6 @@ of the check.
 """
 
 import argparse
-import hashlib
-import json
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -25,11 +23,11 @@ import torch
 import resstream as rs
 from benchmarks.faults.grid import FaultCase, cases
 from benchmarks.faults.models import Sources, corpus_of, load_model
+from benchmarks.faults.rows import read_rows
 from benchmarks.faults.running import damaged
 from benchmarks.faults.scoring import wilson
 from resstream.analysis.losses import token_losses
 
-Row = dict[str, Any]
 Finding = tuple[str, tuple[int, ...]]
 """What is said, and the layers it is said about."""
 _STEPS = 24
@@ -101,11 +99,11 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     sources = Sources(options.results, options.data)
-    screens = (options.results / "screens.jsonl").read_text("utf-8").splitlines()
-    costly = {row["name"] for row in map(json.loads, screens) if row["functional"]}
+    screens = read_rows(options.results / "screens.jsonl")
+    costly = {name for name, row in screens.items() if row["functional"]}
     chosen = sorted(
         (c for c in cases() if c.half == "report" and c.name in costly and c.model != "smollm2"),
-        key=lambda case: hashlib.sha256(case.name.encode()).hexdigest(),
+        key=lambda case: case.order,
     )[: options.cases]
     lines = ["| tool | faults | right layer | 95 % | healthy models with a finding |"]
     lines += ["|---|---|---|---|---|", *(_line(peer, chosen, sources) for peer in PEERS)]

@@ -5,19 +5,17 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
 import resstream as rs
 from benchmarks.faults.grid import FaultCase
 from benchmarks.faults.models import Sources, corpus_of, earlier, load_model
+from benchmarks.faults.rows import Row
 from resstream.analysis.intervals import bootstrap_interval, by_document
 from resstream.analysis.losses import sequence_losses
 from resstream.checks.transplants import changed_parts, own_errors
 from resstream.errors import UnsupportedModelError
-
-Row = dict[str, Any]
 
 FUNCTIONAL_NATS = 0.02
 """A fault that costs less is silent: it is counted apart, and not checked."""

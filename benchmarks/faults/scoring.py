@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.faults.grid import FaultCase
-
-Row = dict[str, Any]
+from benchmarks.faults.rows import Row
 
 BANDS = ((0.3, math.inf), (0.1, 0.3), (0.02, 0.1))
 """Bands of cost in nats per token; not finite counts as infinite."""

@@ -8,12 +8,13 @@ import torch
 
 import resstream as rs
 from benchmarks.faults.cases import DEMO, RANDOM, SMOLLM2, Case
+from benchmarks.faults.rows import Row, read_rows
 from resstream.stream.texts import read_corpus
 
 
 def run(results: Path, smollm2: Path | None, text: Path | None) -> int:
     """Run what is missing and print the table; 1 if a case went wrong."""
-    done = _read(results)
+    done = read_rows(results)
     cases = RANDOM + DEMO + (SMOLLM2 if smollm2 else [])
     for case in cases:
         if case.name not in done:
@@ -25,14 +26,7 @@ def run(results: Path, smollm2: Path | None, text: Path | None) -> int:
     return _summary(cases, done)
 
 
-def _read(path: Path) -> dict[str, dict]:
-    if not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
-    return {row["name"]: row for row in rows}
-
-
-def _run(case: Case, smollm2: Path | None, text: Path | None) -> dict:
+def _run(case: Case, smollm2: Path | None, text: Path | None) -> Row:
     began = monotonic()
     model = _model(case.source, smollm2)
     for fault in case.faults:
@@ -66,7 +60,7 @@ def _model(source: str, smollm2: Path | None) -> "rs.StreamModel":
     return rs.load(LlamaForCausalLM(config))
 
 
-def _is_right(case: Case, row: dict) -> bool:
+def _is_right(case: Case, row: Row) -> bool:
     """The first finding is the expected one, and nothing that was not broken is accused."""
     found = [tuple(place) for place in row["found"]]
     return found[:1] == list(case.expected[:1]) and {p[1:] for p in found} == {
@@ -74,13 +68,13 @@ def _is_right(case: Case, row: dict) -> bool:
     }
 
 
-def _line(case: Case, row: dict) -> str:
+def _line(case: Case, row: Row) -> str:
     mark = "ok  " if _is_right(case, row) else "MISS"
     found = ", ".join(f"{code} L{layer} {write}" for code, layer, write in row["found"]) or "-"
     return f"{mark} {case.name:40s} {row['verdict']:12s} {found}  ({row['seconds']} s)"
 
 
-def _summary(cases: list[Case], done: dict[str, dict]) -> int:
+def _summary(cases: list[Case], done: dict[str, Row]) -> int:
     broken = [case for case in cases if case.expected]
     healthy = [case for case in cases if not case.expected]
     right = sum(_is_right(case, done[case.name]) for case in broken)

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.faults.grid import FaultCase
+from benchmarks.faults.rows import Row
 from benchmarks.faults.scoring import by_reference, calibration, confusion, misses, summary, wilson
-
-Row = dict[str, Any]
 
 COMMAND = (
     "python -m benchmarks.faults --results results --data DATA --smollm2 SMOLLM2 --half report "

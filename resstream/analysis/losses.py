@@ -16,14 +16,20 @@ def sequence_losses(model: StreamModel, corpus: Corpus) -> Float[np.ndarray, " s
     """Cross-entropy of each sequence, summed over its tokens, in nats."""
     found = np.zeros(len(corpus.sequences))
     for batch in corpus.batches():
-        losses = token_losses(model.forward(batch.tokens), batch.tokens)
-        found[list(batch.rows)] = losses.double().sum(1).cpu().numpy()
+        found[list(batch.rows)] = summed_losses(model.forward(batch.tokens), batch.tokens)
     return found
 
 
 def mean_loss(model: StreamModel, corpus: Corpus) -> float:
     """Cross-entropy of `model` on `corpus`, in nats per predicted token."""
     return float(sequence_losses(model, corpus).sum()) / corpus.n_predicted
+
+
+def summed_losses(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
+) -> Float[np.ndarray, " batch"]:
+    """`token_losses` of each sequence, summed in float64."""
+    return token_losses(logits, tokens).double().sum(1).cpu().numpy()
 
 
 def token_losses(
@@ -53,6 +59,13 @@ def stream_losses(
         done += len(logits)
         del logits  # before the next are made
     return torch.cat(losses).view(tokens.shape[0], tokens.shape[1] - 1)
+
+
+def summed_divergences(
+    base: Float[Tensor, "batch pos d_vocab"], changed: Float[Tensor, "batch pos d_vocab"]
+) -> Float[np.ndarray, " batch"]:
+    """`token_divergences` of each sequence behind its first token, summed in float64."""
+    return token_divergences(base, changed).double()[:, 1:].sum(1).cpu().numpy()
 
 
 def token_divergences(

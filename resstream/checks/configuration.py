@@ -12,11 +12,10 @@ from resstream.checks.rules import (
     rs501_narrow_stream,
     rs502_post_norm,
     rs503_large_init,
-    rs504_activation,
-    rs505_broadcast,
 )
 from resstream.checks.weights import WeightTable
 from resstream.stream.model import StreamModel
+from resstream.stream.spec import Oddity, StreamSpec
 
 
 def remarks(model: StreamModel, table: WeightTable, active: frozenset[str]) -> list[Finding]:
@@ -27,8 +26,8 @@ def remarks(model: StreamModel, table: WeightTable, active: frozenset[str]) -> l
         "RS501": rs501_narrow_stream.look(config, bits),
         "RS502": rs502_post_norm.look(model.spec, warmup_steps(config)),
         "RS503": rs503_large_init.look(model.spec, table),
-        "RS504": rs504_activation.look(model.spec),
-        "RS505": rs505_broadcast.look(model.spec),
+        "RS504": odd_blocks(model.spec, "activation"),
+        "RS505": odd_blocks(model.spec, "broadcast"),
     }
     return [
         Finding(
@@ -45,6 +44,14 @@ def remarks(model: StreamModel, table: WeightTable, active: frozenset[str]) -> l
         for code, statement in found.items()
         if statement is not None and code in active
     ]
+
+
+def odd_blocks(spec: StreamSpec, oddity: Oddity) -> str | None:
+    """What the probe of discovery saw in blocks (RS504, RS505), in a sentence; None if nothing."""
+    found = [block for block in spec.blocks if block.oddity == oddity]
+    if not found:
+        return None
+    return f"{len(found)} of {spec.n_layers} blocks: in L{found[0].layer} {found[0].reason}"
 
 
 def warmup_steps(config: Any) -> int | None:

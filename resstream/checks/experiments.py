@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.analysis.intervals import bootstrap_interval, by_document, p_below_zero
-from resstream.analysis.losses import token_divergences, token_losses
+from resstream.analysis.losses import summed_divergences, summed_losses
 from resstream.checks.report import Experiment
 from resstream.stream.model import StreamModel
 from resstream.stream.spec import WriteSpec
@@ -132,14 +132,14 @@ class Lab:
         A few rows at a time: the logits of a batch that the recorder likes may be gigabytes.
         """
         step = max(1, _BATCH_TOKENS // stream.shape[1])
-        heard: list[Tensor] = []
+        heard: list[np.ndarray] = []
         for rows, tokens in zip(stream.split(step), batch.tokens.split(step), strict=True):
             logits = self.model.readout(rows)
             self.has_nan = self.has_nan or bool(logits.sum().isnan())  # NaN spreads
             if self.model.spec.causal:
-                heard.append(token_losses(logits, tokens).double().sum(1))
+                heard.append(summed_losses(logits, tokens))
         if heard:
-            self._heard[list(batch.rows)] = torch.cat(heard).cpu().numpy()
+            self._heard[list(batch.rows)] = np.concatenate(heard)
 
     def settle_base(self) -> None:
         """See whether the clean loss says something, once all batches were heard."""
@@ -198,13 +198,13 @@ class Lab:
             rows = list(batch.rows)
             with self.repaired():
                 base = run_base(self.model, batch.tokens, sites)
-                clean = _losses(base.logits, base.tokens) if measure == "loss" else None
+                clean = summed_losses(base.logits, base.tokens) if measure == "loss" else None
                 for index, trial in enumerate(trials):
                     changed = self._changed(base, trial)
                     if clean is None:
-                        effects[index, rows] = _divergences(base.logits, changed)
+                        effects[index, rows] = summed_divergences(base.logits, changed)
                     else:
-                        effects[index, rows] = _losses(changed, base.tokens) - clean
+                        effects[index, rows] = summed_losses(changed, base.tokens) - clean
         return [
             self._outcome(trial, row, corpus, measure)
             for trial, row in zip(trials, effects, strict=True)
@@ -255,14 +255,6 @@ class Lab:
             n_tokens=int(counts.sum()),
         )
         return Outcome(trial=trial, experiment=experiment, p_better=_p_better(sums / tokens))
-
-
-def _losses(logits: Tensor, tokens: Tensor) -> Float[np.ndarray, " row"]:
-    return token_losses(logits, tokens).double().sum(-1).cpu().numpy()
-
-
-def _divergences(clean: Tensor, changed: Tensor) -> Float[np.ndarray, " row"]:
-    return token_divergences(clean, changed).double()[:, 1:].sum(-1).cpu().numpy()
 
 
 def _p_better(means: Float[np.ndarray, " document"]) -> float:

@@ -16,10 +16,16 @@ from jaxtyping import Float
 from resstream.analysis.intervals import bootstrap_interval, by_document
 from resstream.analysis.losses import sequence_losses
 from resstream.checks.keys import Key, key_of
-from resstream.checks.repairs import Weights, clipped_row, output_weight, scaled_gain, scaled_output
+from resstream.checks.repairs import (
+    Weights,
+    clipped_row,
+    output_weight,
+    require_fix,
+    scaled_gain,
+    scaled_output,
+)
 from resstream.checks.report import Finding, RemedyTrial
 from resstream.checks.weights import WeightTable
-from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
 from resstream.stream.saving import save_model
 from resstream.stream.spec import WriteSpec
@@ -277,9 +283,6 @@ def export_fix(model: StreamModel, weights: Weights, directory: str | Path) -> P
         OutputError: The directory can't be written, or holds a checkpoint already.
         UnsupportedModelError: The module has no `save_pretrained`.
     """
-    if not weights:
-        raise ConfigError(
-            "there is no fix to export: nothing was confirmed, or no fix that was tried helps"
-        )
+    require_fix(weights)
     with substituted(model.module, weights):
         return save_model(model, directory)

@@ -9,10 +9,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
 from resstream.stream.spec import WriteSpec
 
 Weights = dict[str, Tensor]
+
+
+def require_fix(weights: Weights) -> None:
+    """Refuse to export where there is nothing.
+
+    Raises:
+        ConfigError: There is no fix.
+    """
+    if not weights:
+        raise ConfigError(
+            "there is no fix to export: nothing was confirmed, or no fix that was tried helps"
+        )
 
 
 def output_weight(model: StreamModel, write: WriteSpec) -> Tensor | None:

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from resstream.checks.repairs import Weights
+from resstream.checks.repairs import Weights, require_fix
 from resstream.errors import ConfigError
 from resstream.stream.files import write_file
 from resstream.stream.model import StreamModel
@@ -79,10 +79,7 @@ def write_slices(
             that mergekit could read.
         OutputError: The file can't be written.
     """
-    if not weights:
-        raise ConfigError(
-            "there is no fix to export: nothing was confirmed, or no fix that was tried helps"
-        )
+    require_fix(weights)
     found = slices_of(model, weights, reference)
     for name in {each.source for each in found}:
         if not (Path(name) / "config.json").is_file() and ("/" not in name or Path(name).exists()):

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.analysis.intervals import bootstrap_interval, by_document
-from resstream.analysis.losses import token_divergences, token_losses
+from resstream.analysis.losses import summed_divergences, summed_losses
 from resstream.checks.repairs import Weights
 from resstream.checks.weights import word_of
 from resstream.errors import ConfigError
@@ -144,9 +144,7 @@ def transplant(
 
 
 def _score(logits: Tensor, tokens: Tensor, goal: Tensor | None) -> Float[np.ndarray, " row"]:
-    if goal is None:
-        return token_losses(logits, tokens).double().sum(1).cpu().numpy()
-    return token_divergences(goal, logits)[:, 1:].double().sum(1).cpu().numpy()
+    return summed_losses(logits, tokens) if goal is None else summed_divergences(goal, logits)
 
 
 def _effect(

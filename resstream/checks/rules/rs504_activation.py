@@ -1,7 +1,6 @@
 """RS504: an activation behind the addition, which bends the stream itself."""
 
 from resstream.checks.rule import Rule
-from resstream.stream.spec import StreamSpec
 
 _SCRIPT = """
 import torch
@@ -38,11 +37,3 @@ RULE = Rule(
     "with pre-activation and 6.61 % with ReLU after the addition, ResNet-110 on CIFAR-10.",
     example=f"cat > after.py <<'END'\n{_SCRIPT}\nEND\npython after.py",
 )
-
-
-def look(spec: StreamSpec) -> str | None:
-    """What is to be known, in a sentence; None if nothing is activated behind an addition."""
-    found = [block for block in spec.blocks if block.oddity == "activation"]
-    if not found:
-        return None
-    return f"{len(found)} of {spec.n_layers} blocks: in L{found[0].layer} {found[0].reason}"

@@ -1,7 +1,6 @@
 """RS505: a branch of another shape than the stream, which the addition repeats in silence."""
 
 from resstream.checks.rule import Rule
-from resstream.stream.spec import StreamSpec
 
 _SCRIPT = """
 import torch
@@ -38,11 +37,3 @@ RULE = Rule(
     source="PyTorch's broadcasting semantics; the block of resstream.nn asserts shapes for it.",
     example=f"cat > pooled.py <<'END'\n{_SCRIPT}\nEND\npython pooled.py",
 )
-
-
-def look(spec: StreamSpec) -> str | None:
-    """What is to be known, in a sentence; None if no write is repeated."""
-    found = [block for block in spec.blocks if block.oddity == "broadcast"]
-    if not found:
-        return None
-    return f"{len(found)} of {spec.n_layers} blocks: in L{found[0].layer} {found[0].reason}"
