@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from resstream.stream.faults import inject
     from resstream.stream.loading import load
     from resstream.stream.model import StreamModel
+    from resstream.stream.texts import Corpus, read_corpus
     from resstream.train.monitor import Monitor
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ _FACE = {
     "CheckReport": "resstream.checks.report",
     "CheckpointError": "resstream.errors",
     "ConfigError": "resstream.errors",
+    "Corpus": "resstream.stream.texts",
     "DiscoveryError": "resstream.errors",
     "GradientResult": "resstream.analysis.gradients",
     "LensProfileResult": "resstream.analysis.lens_profile",
@@ -111,6 +113,7 @@ _FACE = {
     "path_patch": "resstream.analysis.path_patching",
     "precision_drift": "resstream.analysis.precision",
     "ranks": "resstream.analysis.ranks",
+    "read_corpus": "resstream.stream.texts",
     "record": "resstream.recording.recorder",
     "run_with_cache": "resstream.recording.cache",
     "similarity": "resstream.analysis.similarity",
@@ -127,6 +130,7 @@ __all__ = [
     "CheckReport",
     "CheckpointError",
     "ConfigError",
+    "Corpus",
     "DiscoveryError",
     "GradientResult",
     "LensProfileResult",
@@ -167,6 +171,7 @@ __all__ = [
     "path_patch",
     "precision_drift",
     "ranks",
+    "read_corpus",
     "record",
     "run_with_cache",
     "similarity",

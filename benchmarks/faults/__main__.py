@@ -56,7 +56,7 @@ def main() -> int:
     checked = fill("checks", [case for case, row in pairs if row["functional"]], examine)
     compared = fill("references", [case for case, _ in pairs], contrast)
     healthy = [one for one in controls() if ":" in one.model or sources.has(one.model)]
-    clean = {} if options.half == "tune" else fill("controls", healthy, examine_control)
+    clean = {} if options.half in ("tune", "fresh") else fill("controls", healthy, examine_control)
     whole = [
         (case, row | compared.get(case.name, {}) | checked.get(case.name, {}))
         for case, row in pairs
@@ -91,7 +91,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="fault benchmark of resstream check")
     parser.add_argument("--results", type=Path, required=True, help="folder; resumed if it exists")
     parser.add_argument("--data", type=Path, help="folder with stories260K and texts")
-    parser.add_argument("--half", choices=("tune", "report"), help="only this half")
+    parser.add_argument("--half", choices=("tune", "report", "fresh"), help="only these")
     parser.add_argument("--table", type=Path, help="write the published table there")
     parser.add_argument("--minutes", type=float, default=120.0, help="start nothing after this")
     parser.add_argument("--standing", action="store_true", help="the standing cases instead")

@@ -3,7 +3,8 @@
 Kinds x severities x layers x writes of science's fault bench, on trained models.  The first two
 layers and the last are left out: they are unlike all others in every model.  Half of the cases (by
 a hash of model, kind and layer, so that severities of one place stay together) is for tuning
-thresholds, the other half is what is reported; `split.csv` holds the assignment.
+thresholds, the other half is what is reported; layers that nobody had looked at were kept for the
+end.  `split.csv` holds the assignment.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from typing import Literal
 
 from benchmarks.faults.models import RULES
 
-Half = Literal["tune", "report"]
+Half = Literal["tune", "report", "fresh"]
 
 DEPTHS: dict[str, tuple[int, tuple[int, ...]]] = {
     "demo": (8, (2, 3, 4, 5, 6)),
@@ -22,6 +23,8 @@ DEPTHS: dict[str, tuple[int, tuple[int, ...]]] = {
     **{name: (8, (3, 5)) for name in RULES},
 }
 """How many layers each trained model has, and which of them are damaged."""
+FRESH: dict[str, tuple[int, ...]] = {name: (4, 6) for name in RULES}
+"""Layers that were damaged for the first time when all rules and thresholds stood."""
 Severities = dict[str, tuple[float | None, ...]]
 
 _OF_WRITES: Severities = {
@@ -83,7 +86,9 @@ class FaultCase:
 
     @property
     def half(self) -> Half:
-        """Tuned on, or reported."""
+        """Tuned on, reported, or kept for the end."""
+        if self.layer in FRESH.get(self.model, ()):
+            return "fresh"
         key = f"{self.model} {self.fault} {self.layer}".encode()
         return "tune" if hashlib.sha256(key).digest()[0] % 2 else "report"
 
@@ -127,7 +132,7 @@ def cases() -> Iterator[FaultCase]:
     """All of the grid."""
     for model, (n_layers, layers) in DEPTHS.items():
         whole = _OF_TRAINED_LAYERS if model in RULES else _OF_LAYERS
-        for layer in layers:
+        for layer in (*layers, *FRESH.get(model, ())):
             for write in ("attn", "mlp"):
                 yield from _at(model, layer, write, _OF_WRITES)
             yield from _at(model, layer, "attn", _OF_ATTENTION)

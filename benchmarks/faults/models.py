@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import resstream as rs
 from resstream.stream.texts import Corpus, read_corpus
 
@@ -24,6 +27,7 @@ RULES: dict[str, dict[str, Any]] = {
 TEXTS = {"stories260K": "tinystories_sample.txt", "smollm2": "wikitext2_raw_test.txt"}
 STALE_STEP = 125
 _HELD_OUT = 0.95
+_CONTEXT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,45 @@ def load_model(name: str, sources: Sources) -> "rs.StreamModel":
 
 
 @cache
-def corpus_of(name: str, sources: Sources, sequences: int = 16) -> Corpus:
-    """2,048 tokens that the model was not trained on, as far as that is known."""
+def corpus_of(name: str, sources: Sources, sequences: int | None = None) -> Corpus:
+    """4,096 tokens (SmolLM2: 2,048) that the model was not trained on, as far as that is known.
+
+    A text that is too short is followed by what the undamaged model writes.
+    """
+    wanted = sequences or (16 if name == "smollm2" else 32)
     text = "held_out" if name in RULES else TEXTS.get(name)
-    return read_corpus(
-        load_model(name, sources),
+    model = load_model(name, sources)
+    corpus = read_corpus(
+        model,
         None if text is None else sources.text(text),
-        context=128,
-        max_sequences=sequences,
+        context=_CONTEXT,
+        max_sequences=wanted,
+    )
+    missing = wanted - len(corpus.sequences)
+    return _followed(corpus, _own_words(model, missing)) if missing > 0 else corpus
+
+
+def _own_words(model: "rs.StreamModel", count: int) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        start = torch.full((count, 1), model.tokenizer.bos_token_id)
+        return model.module.generate(
+            start,
+            attention_mask=torch.ones_like(start),
+            do_sample=True,
+            top_k=0,
+            eos_token_id=None,
+            pad_token_id=0,
+            max_new_tokens=_CONTEXT - 1,
+        )
+
+
+def _followed(corpus: Corpus, more: Tensor) -> Corpus:
+    fresh = 1 + max(corpus.documents)
+    return Corpus(
+        sequences=(*corpus.sequences, *more.unbind()),
+        documents=(*corpus.documents, *range(fresh, fresh + len(more))),
+        description=f"{corpus.description}, and {len(more)} sequences of the model's own",
     )
 
 

@@ -27,6 +27,7 @@ _FEW_SEQUENCES = 4
 def damaged(case: FaultCase, sources: Sources) -> Iterator["rs.StreamModel"]:
     """The model with the fault, whole again when the context closes."""
     model = load_model(case.model, sources)
+    corpus_of(case.model, sources)  # which the undamaged model may have a part in
     healthy = {name: value.clone() for name, value in model.module.state_dict().items()}
     try:
         rs.inject(

@@ -95,7 +95,7 @@ def ablate(
         outputs.emit(Document(document), lambda: sweeps.show_plan(first, planned, seconds))
         return
     journal = sweeps.open_journal(out, resume=resume)
-    with working("ablate") as advance:
+    with sweeps.keeping(journal), working("ablate") as advance:
         result = rs.ablate(
             stream,
             corpus,
@@ -140,6 +140,7 @@ def _shown(result: "AblationResult") -> RenderableType:
     facts = [
         f"{result.model}: {result.text}",
         f"loss {result.base_loss:.4f} nats per token with all writes in place",
+        *(f"mind: {warning}" for warning in result.warnings),
     ]
     named = (*headings[:2], "head", *headings[2:]) if heads else headings
     return Group(*(Text(printable(line)) for line in facts), table(named, rows))

@@ -54,8 +54,8 @@ def exits() -> Iterator[None]:
     except _UsageError as err:
         where = err.ctx.command_path if err.ctx else "resstream"
         _refuse(f"{_one_line(err, err.format_message()).rstrip('.')}; see {where} --help")
-    except KeyboardInterrupt:
-        typer.echo("resstream: interrupted", err=True)
+    except KeyboardInterrupt as err:
+        typer.echo("; ".join(["resstream: interrupted", *map(str, err.args)]), err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -31,7 +31,7 @@ Html = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Write one self-contained page; it opens offline."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")]
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="DEVICE", help="Such as cpu or cuda:0.", show_default="cpu"),

@@ -72,8 +72,14 @@ class Outputs:
                 raise OutputError(f"cannot write {self.out}: it is a file, not a directory")
             _try_to_write(self.out, below=self.out)
         if self.html is not None:
-            if self.html.is_dir():
-                raise OutputError(f"cannot write {self.html}: it is a directory, not a file")
+            if self.html.exists() and not self.html.is_file():
+                what = "directory" if self.html.is_dir() else "device or a pipe"
+                raise OutputError(f"cannot write {self.html}: it is a {what}, not a file")
+            if self.out is not None and self.html.absolute().parent == self.out.absolute():
+                raise OutputError(
+                    f"--html {self.html} lies in --out, where the page is written as report.html; "
+                    "leave --html away, or name another place"
+                )
             _try_to_write(self.html, below=self.html.parent)
 
     def emit(

@@ -124,7 +124,7 @@ def patch(
         outputs.emit(Document(document), lambda: _planned(planned, seconds))
         return
     journal = sweeps.open_journal(out, resume=resume)
-    with working("patch") as advance:
+    with sweeps.keeping(journal), working("patch") as advance:
         result = run_prepared(
             grid, encoded, screen=screen, seed=seed, journal=journal, progress=advance
         )
@@ -180,6 +180,9 @@ def _shown(result: "PatchResult") -> RenderableType:
             f"{result.screening.pearson:.3f}"
         )
     named = [_row(result, *place) for place in result.largest(_ROWS)]
+    cells = len(result.largest(result.effects.size))
+    if cells > len(named):
+        facts.append(f"the {len(named)} largest of {cells} effects; --out or --json has all")
     headings = tuple(named[0]) if named else ()
     rows = [tuple(row.values()) for row in named]
     return Group(*(Text(printable(line)) for line in facts), table(headings, rows))

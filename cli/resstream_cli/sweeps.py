@@ -1,5 +1,7 @@
 """What verbs that run sweeps share: a plan, a journal to resume from, and the memory taken."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -69,6 +71,19 @@ def open_journal(out: Path | None, *, resume: bool) -> "Journal | None":
     from resstream.sweep.journal import Journal
 
     return None if out is None else Journal(out / "unfinished", resume=resume)
+
+
+@contextmanager
+def keeping(journal: "Journal | None") -> Iterator[None]:
+    """Say what is kept: after an interruption, and of one before."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = None if journal is None else "what is done is kept; --resume goes on with it"
+        raise KeyboardInterrupt(*filter(None, [kept])) from None
+    if journal is not None and journal.kept:
+        parts = "1 part was" if journal.kept == 1 else f"{journal.kept} parts were"
+        say(f"{parts} kept from the run before")
 
 
 def show_plan(first: str, plan: Planned, seconds: float) -> RenderableType:

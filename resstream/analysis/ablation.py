@@ -30,7 +30,7 @@ from resstream.analysis.ablation_targets import (
     make_variants,
     mean_values,
 )
-from resstream.analysis.intervals import bootstrap_interval, by_document
+from resstream.analysis.intervals import bootstrap_interval, by_document, few
 from resstream.analysis.losses import stream_losses
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
@@ -106,6 +106,7 @@ def ablate(  # noqa: PLR0913  (all but the first two are options)
         ),
         by_token=_by_token(measured) if per_token else None,
         layer_tokens=measured.layer_tokens,
+        warnings=tuple(few(len(set(corpus.documents)), "documents")),
     )
 
 

@@ -59,6 +59,7 @@ class AblationResult(Result):
     """Only if it was asked for."""
     layer_tokens: int = 0
     """Positions that went through a block, the unchanged runs included."""
+    warnings: tuple[str, ...] = ()
 
     def to_dataframe(self) -> "pd.DataFrame":
         """One row an ablation; effects and interval ends in nats per token."""
@@ -106,16 +107,14 @@ class AblationResult(Result):
         return ablation_bars(groups)
 
     def _plot_heads(self) -> "go.Figure":
-        from resstream.figures.heatmap import layer_position_heatmap
+        from resstream.figures.heatmap import layer_head_heatmap
 
         places = [(item.layer, item.head or 0) for item in self.effects]
         n_layers, n_heads = (1 + max(column) for column in zip(*places, strict=True))
         values = np.full((n_layers, n_heads), np.nan)
         for place, item in zip(places, self.effects, strict=True):
             values[place] = item.effect
-        return layer_position_heatmap(
+        return layer_head_heatmap(
             values,
-            [f"head {head}" for head in range(n_heads)],
             value_title="effect on the loss, nats per token (blue: the head was useful)",
-            diverging=True,
         )

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -66,11 +67,15 @@ def choose_targets(
     """
     blocks = model.spec.blocks
     if groups is not None:
-        for layer in {layer for group in groups for layer in group}:
-            if not 0 <= layer < len(blocks):
-                raise ConfigError(f"layer must be in 0..{len(blocks) - 1}, got {layer}")
+        if sites is not None:
+            raise ConfigError("sites and groups exclude each other; give one of them")
+        for group in groups:
+            require_layers(group, len(blocks))
         return [Target(tuple(w for i in sorted(set(g)) for w in blocks[i].writes)) for g in groups]
     known = [write.site for write in model.spec.writes]
+    sites = (sites,) if isinstance(sites, str) else sites
+    if sites is not None and not sites:
+        raise ConfigError("sites must name a write, such as 'blocks.*.mlp_out', got none")
     chosen = set(known if sites is None else match_sites(sites, known))
     if level == "sublayer":
         return [Target((write,)) for write in model.spec.writes if write.site in chosen]
@@ -79,6 +84,19 @@ def choose_targets(
     if level == "head":
         return _heads(model, chosen)
     raise ConfigError(f"level must be sublayer, block or head, got {level!r}")
+
+
+def require_layers(layers: Sequence[object], n_layers: int) -> None:
+    """Refuse layers that the model has not.
+
+    Raises:
+        ConfigError: There is none, or one of them is no layer of the model.
+    """
+    if not layers or isinstance(layers, str):
+        raise ConfigError(f"layers must be whole numbers, one at least, got {layers!r}")
+    for layer in layers:
+        if not isinstance(layer, int | np.integer) or not 0 <= layer < n_layers:
+            raise ConfigError(f"layer must be in 0..{n_layers - 1}, got {layer!r}")
 
 
 def _heads(model: StreamModel, chosen: set[str]) -> list[Target]:
@@ -126,8 +144,8 @@ def _changes(kind: Kind, n_rows: int, means: Means, seed: int) -> Callable[[str,
         case "resample":
             if n_rows < 2:
                 raise TextError(
-                    "resample needs at least 2 sequences of one length in a batch, got 1; pass "
-                    "more text, or shorter sequences"
+                    "resample takes the write from another sequence of the same length, and one "
+                    "has none; give more text, or windows that all texts fill (--context 32)"
                 )
             order = torch.arange(n_rows).roll(1 + seed % (n_rows - 1))
             return lambda site, channels: resample(order)

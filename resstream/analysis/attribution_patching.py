@@ -30,8 +30,7 @@ from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
-from resstream.sweep.grid import Direction
-from resstream.sweep.metrics import Metric
+from resstream.sweep.metrics import Direction, Metric, require_known
 from resstream.sweep.patches import PatchSite, at_site, head_count, patched_layers
 
 if TYPE_CHECKING:
@@ -99,9 +98,10 @@ def attribution_patch(
         UnsupportedModelError: The model does not predict tokens.
         UnknownSiteError: The architecture has no such site.
         TextError: The pairs can't be used.
-        ConfigError: The metric has no gradient.
+        ConfigError: An unknown option, or a metric without a gradient.
     """
     model.require_language_model("attribution_patch")
+    require_known(metric, direction)
     encoded = encode_pairs(
         model,
         read_pairs(pairs),

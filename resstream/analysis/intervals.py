@@ -10,6 +10,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 _RESAMPLES = 2000
+_ENOUGH = 5
+
+
+def few(count: int, what: str) -> list[str]:
+    """A warning, if intervals over so many (documents, pairs) are little more than their range."""
+    if not 1 < count < _ENOUGH:
+        return []
+    return [f"intervals over {count} {what} say little; give {_ENOUGH} or more"]
 
 
 def by_document(

@@ -4,9 +4,6 @@ Both prompts of a pair must have equally many tokens, so that position i of one 
 the other: symmetric token replacement (Zhang and Nanda, 2023, arXiv:2309.16042).
 """
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from resstream.analysis import noise as noises
+from resstream.analysis.pair_files import read_rows
 from resstream.analysis.vocabulary import token_texts
 from resstream.errors import TextError
 from resstream.stream.model import StreamModel
+from resstream.stream.texts import longest_sequence
 
 _NAMES = {
     "clean": ("clean", "clean_prefix"),
@@ -30,7 +29,6 @@ _NAMES = {
     "noised": ("noised",),
 }
 """Columns of a pair, with the names that published sets of pairs use for them."""
-_SUFFIXES = (".csv", ".json", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +93,17 @@ def read_pairs(source: Pairs) -> list[Pair]:
     if isinstance(source, Mapping):
         return [_from_row(source, "the pair")]
     if isinstance(source, str | Path):
-        rows = _read_rows(Path(source))
+        rows = read_rows(Path(source))
         return [_from_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
+    try:
+        several = list(source)
+    except TypeError as err:
+        raise TextError(
+            f"pairs must be a Pair, a mapping, several of them, or a file, got {source!r:.60}"
+        ) from err
     pairs = [
         item if isinstance(item, Pair) else _from_row(item, f"pair {number}")
-        for number, item in enumerate(source, 1)
+        for number, item in enumerate(several, 1)
     ]
     if not pairs:
         raise TextError("patching needs at least one pair, got none")
@@ -111,33 +115,13 @@ def _from_row(row: Any, where: str) -> Pair:
         raise TextError(f"{where} must have the fields clean and corrupted, got {row!r:.60}")
     found: dict[str, Any] = {}
     for name, spellings in _NAMES.items():
+        if name in ("clean", "corrupted") and any(row.get(other) == "" for other in spellings):
+            raise TextError(f"{where}: {name} must not be empty")
         value = next((row[other] for other in spellings if row.get(other) not in (None, "")), None)
         if value is None and (name == "clean" or (name == "corrupted" and not row.get("noise"))):
             raise TextError(f"{where} has no field {name!r}; it has {', '.join(map(str, row))}")
         found[name] = value
     return Pair(**found)
-
-
-def _read_rows(path: Path) -> list[Any]:
-    if path.suffix not in _SUFFIXES:
-        raise TextError(f"a file of pairs must end in {', '.join(_SUFFIXES)}, got {path}")
-    try:
-        text = path.read_text("utf-8")
-        if path.suffix == ".csv":
-            rows: Any = list(csv.DictReader(io.StringIO(text, newline="")))
-        elif path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-        else:
-            rows = json.loads(text)
-    except OSError as err:
-        raise TextError(f"cannot read {path}: {err.strerror or err}") from err
-    except (ValueError, RecursionError, csv.Error) as err:  # not UTF-8, or not what it should be
-        raise TextError(f"{path} is not UTF-8 {path.suffix[1:]}: {err}") from err
-    if isinstance(rows, Mapping):
-        rows = next((rows[key] for key in ("prompts", "pairs") if key in rows), [rows])
-    if not isinstance(rows, list) or not rows:
-        raise TextError(f"{path} must hold a list of pairs, with at least one")
-    return rows
 
 
 def encode_pairs(
@@ -203,17 +187,35 @@ def _prompt(model: StreamModel, text: str | Sequence[int], bos: bool | None) -> 
         ids = _ids(text)
     elif model.tokenizer is None:
         raise TextError(f"{model.name} has no tokenizer; give prompts as token ids")
-    elif bos is None:
-        ids = model.tokenizer(text)["input_ids"]
     else:
-        first = [model.tokenizer.bos_token_id] if bos else []
-        if first == [None]:
-            raise TextError("this tokenizer has no BOS token; leave --bos away")
-        ids = first + model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = _tokenized(model, _readable(text, "a prompt"), bos)
+    longest = longest_sequence(model)
+    if len(ids) > longest:
+        raise TextError(f"{model.name} takes {longest} tokens, got a prompt of {len(ids)}")
     size = model.spec.d_vocab or 0
     if not ids or not all(0 <= index < size for index in ids):
         raise TextError(f"a prompt must be token ids in 0..{size - 1}, at least one, got {ids[:8]}")
     return torch.tensor(ids)
+
+
+def _tokenized(model: StreamModel, text: str, bos: bool | None) -> list[int]:
+    if bos is None:
+        return model.tokenizer(text)["input_ids"]
+    first = [model.tokenizer.bos_token_id] if bos else []
+    if first == [None]:
+        raise TextError("this tokenizer has no BOS token; leave --bos away")
+    return first + model.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _readable(text: object, name: str) -> str:
+    """The text, if it is one that can be written down."""
+    if not isinstance(text, str):
+        raise TextError(f"{name} must be a text or a token id, got {text!r:.40}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:
+        raise TextError(f"{name} holds half a character: {text!r:.40}") from err
+    return text
 
 
 def _ids(prompt: object) -> list[int]:
@@ -247,12 +249,13 @@ def _answer(
 ) -> int:
     if given is None:
         raise TextError(f"pair {number} has no {name!r}, which this metric needs")
-    if isinstance(given, int):
+    if isinstance(given, int) and not isinstance(given, bool):
         if not 0 <= given < (model.spec.d_vocab or 0):
             raise TextError(f"pair {number}: token id {given} of {name!r} is not in the vocabulary")
         return given
     if model.tokenizer is None:
         raise TextError(f"{model.name} has no tokenizer; give {name!r} as a token id")
+    given = _readable(given, name)
     ids = model.tokenizer(given, add_special_tokens=False)["input_ids"]
     if not ids:
         raise TextError(f"pair {number}: {name} must not be empty, got {given!r}")

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from resstream.analysis.intervals import bootstrap_interval
+from resstream.analysis.intervals import bootstrap_interval, few
 from resstream.analysis.pairs import EncodedPair
 from resstream.analysis.vocabulary import token_texts
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
 from resstream.sweep.activations import fast_names
-from resstream.sweep.grid import Direction, Grid, GridRun, PairPatch
+from resstream.sweep.grid import Grid, GridRun, PairPatch
+from resstream.sweep.metrics import Direction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,10 @@ class PairEnds:
     n_tokens: int
     normalised: bool
     """True if the pair counts for the normalised effect: its ends differ by enough."""
+    clean_prompt: str = ""
+    corrupted_prompt: str = ""
+    answer: str = ""
+    wrong: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +186,14 @@ def make_result(
         normalised_refused=refused,
         pairs=tuple(
             PairEnds(
-                clean=pair.clean, corrupted=pair.corrupted, n_tokens=one.length, normalised=counts
+                clean=pair.clean,
+                corrupted=pair.corrupted,
+                n_tokens=one.length,
+                normalised=counts,
+                clean_prompt="".join(token_texts(model, one.clean.tolist())),
+                corrupted_prompt="".join(token_texts(model, one.corrupted.tolist())),
+                answer=_named(model, one.answer),
+                wrong=_named(model, one.wrong),
             )
             for pair, one, counts in zip(run.pairs, encoded, counted, strict=True)
         ),
@@ -193,6 +205,10 @@ def make_result(
         estimates=estimates,
         screening=None if estimates is None else _screening(estimates, mean),
     )
+
+
+def _named(model: StreamModel, token: int) -> str:
+    return "" if token < 0 else token_texts(model, [token])[0]
 
 
 def _how(grid: Grid) -> str:
@@ -289,6 +305,7 @@ def _warnings(encoded: Sequence[EncodedPair]) -> list[str]:
     if same:
         shown = ", ".join(map(str, same[:5]))
         found.append(f"clean and corrupted are the same in pair {shown}: no effects")
+    found += few(len(encoded), "pairs")
     if len({pair.length for pair in encoded}) > 1:
         found.append("pairs have different lengths; positions are counted from the end")
     return found
@@ -303,11 +320,11 @@ def draw_cells(
     title: str,
 ) -> "go.Figure":
     """Heatmap of cells ``[layer, position]``; cells with heads are summed over positions."""
-    from resstream.figures.heatmap import layer_position_heatmap
+    from resstream.figures.heatmap import layer_head_heatmap, layer_position_heatmap
 
     if values.ndim == 3:
-        values = np.nansum(values, axis=1)
-        tokens = tuple(f"head {head}" for head in range(values.shape[1]))
+        summed = np.where(np.isfinite(values).any(1), np.nansum(values, axis=1), np.nan)
+        return layer_head_heatmap(summed, value_title=value_title, title=title)
     return layer_position_heatmap(
         values, tokens, value_title=value_title, diverging=diverging, title=title
     )

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from resstream.analysis.ablation_targets import require_layers
 from resstream.analysis.attribution_patching import estimate_pairs
 from resstream.analysis.pairs import EncodedPair, Pairs, encode_pairs, read_pairs
 from resstream.analysis.patch_result import (
-    LEAST_DIFFERENCE,
     PatchResult,
     make_result,
     pairs_hash,
@@ -26,9 +26,9 @@ from resstream.analysis.patch_result import (
 )
 from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
-from resstream.sweep.grid import Direction, Grid, GridOptions, TokenPair
+from resstream.sweep.grid import Grid, GridOptions, TokenPair
 from resstream.sweep.journal import Journal
-from resstream.sweep.metrics import Metric
+from resstream.sweep.metrics import Direction, Metric, require_known
 from resstream.sweep.patches import PatchSite
 
 Progress = Callable[[int, int], None]
@@ -93,11 +93,9 @@ def prepare(  # noqa: PLR0913  (the options of a sweep)
     """The sweep that `patch` would run, checked but not begun; its `plan` says what it costs."""
     model.require_language_model("patch")
     options = options or GridOptions()
-    _require(metric, tuple(LEAST_DIFFERENCE), "metric")
-    _require(direction, ("denoising", "noising"), "direction")
-    for layer in options.layers or ():
-        if not 0 <= layer < model.spec.n_layers:
-            raise ConfigError(f"layer must be in 0..{model.spec.n_layers - 1}, got {layer}")
+    require_known(metric, direction)
+    if options.layers is not None:
+        require_layers(options.layers, model.spec.n_layers)
     encoded = encode_pairs(
         model,
         read_pairs(pairs),
@@ -174,11 +172,6 @@ def _most_promising(
             )
         )
     return chosen
-
-
-def _require(value: str, known: tuple[str, ...], name: str) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _settings(grid: Grid, encoded: Sequence[EncodedPair], screen: int | None) -> dict[str, object]:

@@ -27,8 +27,7 @@ from resstream.stream.provenance import provenance_of
 from resstream.stream.result import Result
 from resstream.stream.sites import match_sites
 from resstream.stream.spec import WriteSpec
-from resstream.sweep.grid import Direction
-from resstream.sweep.metrics import Meter, Metric
+from resstream.sweep.metrics import Direction, Meter, Metric, require_known
 from resstream.sweep.replay import BaseRun, run_base
 
 if TYPE_CHECKING:
@@ -70,14 +69,13 @@ class PathPatchResult(Result):
 
     def plot(self) -> "go.Figure":
         """Heatmap: senders upwards, receivers to the right."""
-        from resstream.figures.heatmap import layer_position_heatmap
+        from resstream.figures.heatmap import path_heatmap
 
-        return layer_position_heatmap(
+        return path_heatmap(
             self.effects,
+            self.senders,
             self.receivers,
             value_title=f"direct effect on {self.metric} (blue: up)",
-            diverging=True,
-            layer_title="sender",
             title=f"{self.direction} paths",
         )
 
@@ -105,8 +103,10 @@ def path_patch(
         UnsupportedModelError: The model predicts no tokens, or its writes do not simply add up.
         UnknownSiteError: A name fits no write.
         TextError: The pairs can't be used.
+        ConfigError: An unknown metric or direction.
     """
     model.require_language_model("path_patch")
+    require_known(metric, direction)
     for block in model.spec.blocks:
         if block.stream_norms or block.opaque:
             raise UnsupportedModelError(

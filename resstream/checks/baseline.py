@@ -45,8 +45,13 @@ def read_baseline(path: str | Path) -> frozenset[Key]:
         return frozenset((row["code"], row["layer"], row["write"]) for row in plain["accepted"])
     except OSError as err:
         raise ConfigError(f"cannot read the baseline {path}: {err.strerror or err}") from err
-    except (ValueError, KeyError, TypeError) as err:
+    except ValueError as err:
         raise ConfigError(f"{path} is no baseline (as --write-baseline makes it): {err}") from err
+    except (KeyError, TypeError) as err:
+        raise ConfigError(
+            f"{path} is no baseline: it must hold a schema and a list of accepted findings with "
+            "code, layer and write, as --write-baseline makes it"
+        ) from err
 
 
 def accept(report: CheckReport, accepted: frozenset[Key]) -> CheckReport:

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from resstream.checks.report import Finding
 
+BEYOND_REPAIR = ("RS102", "RS104", "RS402")
+"""Found by experiments, and facts all the same: nothing brings back what was learnt there."""
 _EXPLAINED = ("RS203", "RS402", "RS404")
 _QUIET = ("RS101", "RS102")
 _BY_LOSS_ALONE = ("RS203", "RS204", "RS405", "RS407")
@@ -20,8 +22,8 @@ def weigh(findings: Sequence[Finding], facts: Sequence[Finding]) -> Iterator[Fin
 
     Args:
         findings: What experiments found.
-        facts: What needs no repair: weights, writes that are exactly nothing, and matrices that can
-            be drawn anew for nothing.
+        facts: What needs no repair (weights, writes that are exactly nothing) or can have none
+            (`BEYOND_REPAIR`).
     """
     sure = [
         fact
@@ -36,11 +38,17 @@ def weigh(findings: Sequence[Finding], facts: Sequence[Finding]) -> Iterator[Fin
         )
         if said and finding.code in _EXPLAINED:
             continue
-        suspects = sure if finding.code in _BY_LOSS_ALONE else _drowning(finding, sure)
-        if suspects and finding.status == "confirmed":
-            yield _doubted(finding, suspects[0])
-        else:
-            yield finding
+        suspects = _explaining(finding, sure) if finding.status == "confirmed" else []
+        yield _doubted(finding, suspects[0]) if suspects else finding
+
+
+def _explaining(finding: Finding, facts: Sequence[Finding]) -> list[Finding]:
+    """The facts that the finding may be a consequence of."""
+    if finding.code in _BY_LOSS_ALONE:
+        return list(facts)
+    if finding.code == "RS402":  # weak layers beside a fault may be drawn anew for nothing
+        return [fact for fact in facts if fact.code not in BEYOND_REPAIR]
+    return _drowning(finding, facts)
 
 
 def _drowning(finding: Finding, facts: Sequence[Finding]) -> list[Finding]:

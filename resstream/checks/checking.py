@@ -10,7 +10,7 @@ from resstream.checks.comparison import compare, reference_findings
 from resstream.checks.engine import Case, Progress
 from resstream.checks.experiments import Lab
 from resstream.checks.readings import Readings
-from resstream.checks.registry import active_codes
+from resstream.checks.registry import RULES, active_codes, require_answerable
 from resstream.checks.remedies import Candidate, Clinic, with_best_fix
 from resstream.checks.repairs import Weights
 from resstream.checks.report import (
@@ -85,6 +85,9 @@ def check_and_fix(  # noqa: PLR0913
     Takes and raises what `check` does; see `resstream.checks.remedies.export_fix` for the weights.
     """
     active = active_codes(select, ignore)
+    if reference is None:
+        alone = [code for code, rule in RULES.items() if rule.stage != "reference"]
+        require_answerable(active, alone, "can be asked without a reference")
     if model.spec.d_vocab is None:
         raise UnsupportedModelError(
             f"check needs a model with logits over tokens; {model.name} ({model.spec.family}) "

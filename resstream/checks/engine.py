@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from resstream.analysis.attention import attention
 from resstream.analysis.attribution import estimate_ablations
-from resstream.checks.blame import weigh
+from resstream.checks.blame import BEYOND_REPAIR, weigh
 from resstream.checks.configuration import remarks
 from resstream.checks.decisions import (
     Round,
@@ -40,6 +40,7 @@ from resstream.checks.rules import (
     rs302_stalled,
     rs303_lossy,
 )
+from resstream.checks.rules.rs402_untrained import DENOISING
 from resstream.checks.scene import Scene
 from resstream.checks.weights import WeightTable, read_model_weights
 from resstream.errors import UnsupportedModelError
@@ -127,8 +128,8 @@ class Case:
         self.progress(3, STEPS)
         found += self._find_collapse(scene, accused | dead)
         findings += zeros
-        untrained = [finding for finding in found if finding.code == "RS402"]
-        findings += weigh(found, [*facts, *zeros, *untrained])
+        beyond_repair = [finding for finding in found if finding.code in BEYOND_REPAIR]
+        findings += weigh(found, [*facts, *zeros, *beyond_repair])
         if "RS205" in self.active:
             findings += rs205_never_recovers.look(self.lab, [*facts, *findings])
         if "RS301" in self.active:
@@ -137,6 +138,8 @@ class Case:
             findings += rs302_stalled.look(scene.readings, self.lab)
         if "RS303" in self.active:
             findings += rs303_lossy.look(self.model, self.corpus)
+        if "RS000" in self.active and not any(f.status == "confirmed" for f in findings):
+            findings += rs000_too_short.strange(self.lab)
         return findings
 
     def _record(self, at_end: AtEnd | None = None) -> Recording:
@@ -224,7 +227,8 @@ class Case:
             left = [
                 suspect
                 for suspect in noisy(scene)
-                if suspect.index not in accused
+                if suspect.evidence  # something speaks for noise, not only a large norm
+                and suspect.index not in accused
                 and (scene.writes[suspect.index].layer, scene.writes[suspect.index].name)
                 not in dead
             ]
@@ -275,7 +279,7 @@ def _proved(tried: Round) -> list[_Proved]:
 def _culprit(proved: Sequence[_Proved]) -> _Proved:
     """The write whose repair helps most, by the rule that says most about it.
 
-    Harm alone (RS203) says less than size or channel, though taking a bad write away may help more;
+    Harm alone says less than size or channel, though taking a bad write away may help more;
     a rule whose repair helps less than three quarters as much does not explain it.
     """
     best = min(proved, key=lambda item: _gain(item.repair))
@@ -285,7 +289,12 @@ def _culprit(proved: Sequence[_Proved]) -> _Proved:
         if item.suspect.index == best.suspect.index
         and _gain(item.repair) <= 0.75 * _gain(best.repair)
     ]
-    return min(same, key=lambda item: (item.suspect.code == "RS203", _gain(item.repair)))
+    return min(same, key=lambda item: (_says_little(item), _gain(item.repair)))
+
+
+def _says_little(item: _Proved) -> bool:
+    """Harm of any kind, or noise, whose cure helps a matrix that is too large as well."""
+    return item.suspect.code == "RS203" or item.repair.trial.label == DENOISING
 
 
 def _gain(outcome: Outcome) -> float:

@@ -24,6 +24,8 @@ WITHOUT_RUN: dict[str, Callable[[WeightTable], list[WeightFact]]] = {
     "RS406": rs406_duplicate.scan,
 }
 """Facts that need no run, with or without one."""
+STATIC_CODES = frozenset(WITHOUT_RUN) | {"RS001", "RS102", "RS201", "RS402", "RS404"}
+"""Rules that say something where the model is not run."""
 
 
 def weight_findings(

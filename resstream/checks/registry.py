@@ -30,10 +30,23 @@ def active_codes(
     all of that group.
 
     Raises:
-        ConfigError: No rule has such a code.
+        ConfigError: No rule has such a code, or none is left.
     """
     chosen = CODES if select is None else _codes(select)
-    return frozenset(chosen) - frozenset(_codes(ignore or ()))
+    left = frozenset(chosen) - frozenset(_codes(ignore or ()))
+    if not left:
+        raise ConfigError("no rule is left to check: select and ignore exclude each other")
+    return left
+
+
+def require_answerable(active: frozenset[str], answered: Collection[str], what: str) -> None:
+    """Refuse to call a model healthy by rules that can't be asked.
+
+    Raises:
+        ConfigError: None of the active rules is among the answered ones.
+    """
+    if not active & frozenset(answered):
+        raise ConfigError(f"none of the selected rules ({', '.join(sorted(active))}) {what}")
 
 
 def rule_named(code: str) -> Rule:

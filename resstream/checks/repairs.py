@@ -4,6 +4,7 @@ Nothing is changed in place: what a trial runs with and what a repaired checkpoi
 same tensors.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,9 @@ from resstream.stream.model import StreamModel
 from resstream.stream.spec import WriteSpec
 
 Weights = dict[str, Tensor]
+
+_LARGEST_SIDE = 2048
+"""Of a matrix whose singular values are taken."""
 
 
 def require_fix(weights: Weights) -> None:
@@ -67,6 +71,40 @@ def redrawn_output(model: StreamModel, write: WriteSpec, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     fresh = torch.randn(own.shape, generator=generator).to(own) * own.float().std().to(own.dtype)
     return _with_output(write, fresh)
+
+
+def denoised_output(model: StreamModel, write: WriteSpec) -> Weights:
+    r"""The output matrix as it most likely was before noise was added to it.
+
+    Singular values inside of the bulk of noise become zero, and those above lose what noise added.
+    With :math:`\beta = m / n` and :math:`y = s / (\sigma \sqrt n)` a value above
+    :math:`1 + \sqrt\beta` becomes :math:`\sigma \sqrt n \sqrt{(y^2 - \beta - 1)^2 - 4 \beta} / y`;
+    :math:`\sigma` comes from the median singular value.  Nothing for matrices that are too large.
+
+    Reference: Gavish and Donoho (2017), "Optimal Shrinkage of Singular Values", arXiv:1405.7511,
+    equation 7.
+    """
+    own = output_weight(model, write)
+    if own is None or min(own.shape) > _LARGEST_SIDE or not bool(own.isfinite().all()):
+        return {}
+    left, values, right = torch.linalg.svd(own.double(), full_matrices=False)
+    short, long = min(own.shape), max(own.shape)
+    beta = short / long
+    unit = float(values.median()) / math.sqrt(_marchenko_pastur_median(beta))
+    if not unit > 0:
+        return {}
+    y = values / unit
+    kept = ((y.square() - beta - 1).square() - 4 * beta).clamp_min(0).sqrt() / y
+    shrunk = torch.where(y > 1 + math.sqrt(beta), kept * unit, 0.0)
+    return _with_output(write, ((left * shrunk) @ right).to(own.dtype))
+
+
+def _marchenko_pastur_median(beta: float) -> float:
+    """Median of the squared singular values of noise of unit variance, over the longer side."""
+    low, high = (1 - math.sqrt(beta)) ** 2, (1 + math.sqrt(beta)) ** 2
+    at = torch.linspace(low, high, 10_001, dtype=torch.float64)[1:-1]
+    mass = (((high - at) * (at - low)).sqrt() / at).cumsum(0)
+    return float(at[torch.searchsorted(mass, mass[-1] / 2)])
 
 
 def scaled_gain(model: StreamModel, write: WriteSpec, factor: float) -> Weights:

@@ -46,6 +46,8 @@ def _read(file: Path) -> Settings:
     table: Any = plain
     for name in TABLE.split("."):
         table = table.get(name, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: [{TABLE}] must be a table of settings, got {table!r}")
     known = {field.name.replace("_", "-"): field.name for field in fields(Settings)}
     unknown = sorted(set(table) - set(known))
     if unknown:
@@ -62,7 +64,10 @@ def _checked(file: Path, values: dict[str, Any]) -> Settings:
             continue
         if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
             raise ConfigError(f"{file}: {name} must be a list of codes, got {codes!r}")
-        active_codes(codes, None)
+        try:
+            active_codes(codes, None)
+        except ConfigError as err:
+            raise ConfigError(f"{file}: {name}: {err}") from err
         values[name] = tuple(codes)
     if values.get("fail_on") not in (None, *SEVERITIES):
         raise ConfigError(

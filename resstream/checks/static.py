@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from resstream.checks.checking import rank, verdict_of
-from resstream.checks.facts import static_findings
-from resstream.checks.registry import active_codes
+from resstream.checks.facts import STATIC_CODES, static_findings
+from resstream.checks.registry import active_codes, require_answerable
 from resstream.checks.report import CheckReport
 from resstream.checks.weights import WeightTable, read_files, read_model_weights
 from resstream.errors import CheckpointError
@@ -47,6 +47,7 @@ def check_static(
         ConfigError: An unknown code.
     """
     active = active_codes(select, ignore)
+    require_answerable(active, STATIC_CODES, "can be told from weights alone; leave --static away")
     table = _read(str(source))
     if not table.in_blocks:
         raise CheckpointError(f"{source} holds no numbered layers to compare")

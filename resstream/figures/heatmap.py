@@ -1,6 +1,6 @@
 """Where in layers and positions is it, and which parts are like which?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +23,11 @@ def layer_position_heatmap(
     *,
     value_title: str,
     diverging: bool,
-    layer_title: str = "layer",
     title: str | None = None,
 ) -> "go.Figure":
-    """Draw one number for each layer (0 at the bottom) and position.
+    """Draw one number for each layer (lowest at the bottom) and position.
+
+    Layers below and above all that were computed are left out.
 
     Args:
         values: The numbers; NaN where nothing was computed, which is left blank.
@@ -34,32 +35,107 @@ def layer_position_heatmap(
         value_title: What the colour means, with the unit; for a diverging scale it must say what
             the sign means, such as "logit difference (blue: towards the answer)".
         diverging: Signed quantity: red and blue, centred on 0.  Otherwise a magnitude.
-        layer_title: What is on the y axis.
         title: Title of the figure; a page has its own.
 
     Returns:
         The figure.
     """
-    n_layers, _ = values.shape
+    labels = token_labels(tokens)
+    colours = colour_axis(values, value_title, diverging=diverging)
+    figure = _cells(values, labels, colours, row_title="layer", title=title)
+    figure.update_xaxes(token_axis(labels))
+    return figure
+
+
+def layer_head_heatmap(
+    values: Float[np.ndarray, "layer head"],
+    *,
+    value_title: str,
+    title: str | None = None,
+) -> "go.Figure":
+    """Draw one signed number for each layer (lowest at the bottom) and attention head.
+
+    Args:
+        values: The numbers; NaN where nothing was computed, which is left blank.
+        value_title: What the colour means, with the unit and the meaning of its sign.
+        title: Title of the figure; a page has its own.
+
+    Returns:
+        The figure.
+    """
+    heads = [f"head {head}" for head in range(values.shape[1])]
+    colours = colour_axis(values, value_title, diverging=True)
+    figure = _cells(values, heads, colours, row_title="layer", title=title)
+    figure.update_xaxes(token_axis(heads))
+    return figure
+
+
+def path_heatmap(
+    values: Float[np.ndarray, "sender receiver"],
+    senders: Sequence[str],
+    receivers: Sequence[str],
+    *,
+    value_title: str,
+    title: str | None = None,
+) -> "go.Figure":
+    """Draw one signed number for each sender (the first at the bottom) and receiver.
+
+    Args:
+        values: The numbers; NaN where there is no such path, which is left blank.
+        senders: Names of the rows, as text.
+        receivers: Names of the columns, as text.
+        value_title: What the colour means, with the unit and the meaning of its sign.
+        title: Title of the figure; a page has its own.
+
+    Returns:
+        The figure.
+    """
+    rows, columns = ([escape_label(name) for name in names] for names in (senders, receivers))
+    colours = colour_axis(values, value_title, diverging=True)
+    figure = _cells(values, columns, colours, row_title="from", title=title, rows=rows)
+    figure.update_xaxes(token_axis(columns), title="receiver")
+    shown = thinned(len(rows), MOST_LABELS)
+    ticks: dict[str, Any] = {
+        "tickmode": "array",
+        "tickvals": list(shown),
+        "ticktext": [rows[index] for index in shown],
+        "range": [-0.5, len(rows) - 0.5],
+    }
+    figure.update_yaxes(ticks, title="sender")
+    return figure
+
+
+def _cells(
+    values: Float[np.ndarray, "row column"],
+    columns: Sequence[Any],
+    colours: Mapping[str, Any],
+    *,
+    row_title: str,
+    title: str | None,
+    rows: Sequence[str] | None = None,
+) -> "go.Figure":
+    computed = np.flatnonzero(np.isfinite(values).any(1))
+    first, last = (0, len(values) - 1) if not computed.size else (computed[0], computed[-1])
+    count = int(last - first) + 1
     figure = new_figure(
         title,
-        height=150 + min(max(_ROW_PIXELS * n_layers, 160), 560),
+        height=150 + min(max(_ROW_PIXELS * count, 160), 560),
         headroom=_COLOUR_BAR_PIXELS,
     )
-    labels = token_labels(tokens)
+    names = [[name] * len(columns) for name in (rows or range(len(values)))]
     figure.add_heatmap(
         z=values,
-        x=labels,
+        x=columns,
         coloraxis="coloraxis",
         hoverongaps=False,
-        xgap=_gap(len(tokens)),
-        ygap=_gap(n_layers),
-        hovertemplate=f"{layer_title} %{{y}} · %{{x}}: %{{z:.4g}}<extra></extra>",
+        xgap=_gap(len(columns)),
+        ygap=_gap(count),
+        customdata=names,
+        hovertemplate=f"{row_title} %{{customdata}} · %{{x}}: %{{z:.4g}}<extra></extra>",
     )
-    figure.update_layout(coloraxis=colour_axis(values, value_title, diverging=diverging))
-    figure.update_xaxes(token_axis(labels))
-    figure.update_yaxes(layer_axis(0, n_layers - 1, title=layer_title))
-    figure.update_yaxes(range=[-0.5, n_layers - 0.5])
+    figure.update_layout(coloraxis=colours)
+    figure.update_yaxes(layer_axis(first, last, title=row_title))
+    figure.update_yaxes(range=[first - 0.5, last + 0.5])
     return figure
 
 

@@ -27,6 +27,7 @@ def patch_page(result: PatchResult) -> Page:
             ("site", result.site),
             ("direction", result.direction),
             ("prompt pairs", len(result.pairs)),
+            *_first_pair(result),
             (f"clean {result.metric}", result.clean),
             (f"corrupted {result.metric}", result.corrupted),
             ("cells run", result.computed),
@@ -37,6 +38,19 @@ def patch_page(result: PatchResult) -> Page:
         sections=(_section(result),),
         provenance=result.provenance,
     )
+
+
+def _first_pair(result: PatchResult) -> tuple[tuple[str, str], ...]:
+    """What was asked; of several pairs, the first as an example."""
+    first = result.pairs[0]
+    named = {
+        "clean prompt": first.clean_prompt,
+        "corrupted prompt": first.corrupted_prompt,
+        "answer": repr(first.answer) if first.answer else "",
+        "wrong": repr(first.wrong) if first.wrong else "",
+    }
+    which = "" if len(result.pairs) == 1 else " of the first"
+    return tuple((f"{name}{which}", text) for name, text in named.items() if text)
 
 
 def attribution_patch_page(result: AttributionPatchResult) -> Page:

@@ -3,6 +3,7 @@
 Every fault edits the weights of the module in place, at places that discovery found.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class _Target:
         """The severity, which this fault needs."""
         if self.severity is None:
             raise ConfigError("this fault needs a severity")
+        if not math.isfinite(self.severity):
+            raise ConfigError(f"severity must be a finite number, got {self.severity:g}")
         return self.severity
 
     def matrix(self) -> Tensor:

@@ -23,6 +23,8 @@ def write_file(path: str | Path) -> Iterator[Path]:
         goal.parent.mkdir(parents=True, exist_ok=True)
         if goal.is_dir():
             raise IsADirectoryError(f"{goal} is a directory")
+        if goal.exists() and not goal.is_file():
+            raise OutputError(f"cannot write {goal}: it is a device or a pipe, not a file")
         yield part
         part.replace(goal)
     except OSError as err:

@@ -127,7 +127,8 @@ def checkpoint_files(place: str | Path) -> list[TensorFile]:
     if path.is_file() and path.suffix == ".safetensors":
         return [TensorFile(path)]
     if not path.is_dir():
-        raise CheckpointError(f"no such checkpoint: {place} (a directory, or a .safetensors file)")
+        what = f"{place} is no checkpoint" if path.exists() else f"no such checkpoint: {place}"
+        raise CheckpointError(f"{what} (a directory, or a .safetensors file)")
     found = sorted(path.glob("*.safetensors"))
     if not found:
         raise CheckpointError(

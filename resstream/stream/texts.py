@@ -132,7 +132,7 @@ def read_corpus(
         return texts
     if not model.reads_tokens:
         raise TextError(f"{model.name} does not read tokens; this needs a model of text")
-    longest = _longest(model)
+    longest = longest_sequence(model)
     window = min(256, longest) if context is None else context
     if not _MIN_WINDOW <= window <= longest:
         raise TextError(f"context must be in {_MIN_WINDOW}..{longest} tokens, got {window}")
@@ -150,7 +150,8 @@ def read_corpus(
     return _tokenize(model, documents, description, window, max_sequences, bos)
 
 
-def _longest(model: "StreamModel") -> int:
+def longest_sequence(model: "StreamModel") -> int:
+    """The most tokens that the model takes, by its configuration."""
     config = getattr(model.module, "config", None)
     for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
         value = getattr(config, name, None)

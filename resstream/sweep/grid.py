@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from time import monotonic
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from resstream.sweep.arguments import NotPackableError, probe_tokens
 from resstream.sweep.cells import PairRun, run_cells, run_pairs, without_no_ops
 from resstream.sweep.journal import Journal
 from resstream.sweep.memory import PairCosts, free_memory
-from resstream.sweep.metrics import Meter, Metric
+from resstream.sweep.metrics import Direction, Meter, Metric
 from resstream.sweep.packed import ROWS
 from resstream.sweep.patches import Cell, head_count, head_slices, patched_layers
 from resstream.sweep.plan import (
@@ -30,9 +29,6 @@ from resstream.sweep.plan import (
 )
 from resstream.sweep.prefix import PrefixProof, prove_prefix
 
-Direction = Literal["denoising", "noising"]
-"""`denoising` puts clean values into the corrupted run (what suffices for the answer?), `noising`
-corrupted values into the clean run (what is needed for it?).  They are not symmetric."""
 Progress = Callable[[int, int], None]
 
 

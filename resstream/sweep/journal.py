@@ -30,6 +30,8 @@ class Journal:
 
     def __init__(self, directory: Path, *, resume: bool) -> None:
         self._directory = directory
+        self.kept = 0
+        """Parts that were taken from before, so far."""
         if not resume:
             self.remove()
         try:
@@ -65,9 +67,11 @@ class Journal:
         """The result of a chunk, if it was finished."""
         path = self._directory / f"{key}.npy"
         try:
-            return np.load(path, allow_pickle=False) if path.is_file() else None
+            found = np.load(path, allow_pickle=False) if path.is_file() else None
         except (OSError, ValueError):  # damaged: computed again
             return None
+        self.kept += found is not None
+        return found
 
     def put(self, key: str, values: np.ndarray) -> None:
         """Keep the result of a chunk."""

@@ -1,17 +1,34 @@
 """What is measured at the answer: logit difference, probability, rank, or divergence?"""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from resstream.errors import ConfigError
 from resstream.stream.model import StreamModel
 from resstream.sweep.readout import Readout
 
 Metric = Literal["logit_diff", "probability", "rank", "kl"]
+Direction = Literal["denoising", "noising"]
+"""`denoising` puts clean values into the corrupted run (what suffices for the answer?), `noising`
+corrupted values into the clean run (what is needed for it?).  They are not symmetric."""
+
+
+def require_known(metric: str, direction: str) -> None:
+    """Refuse what is not measured.
+
+    Raises:
+        ConfigError: An unknown metric or direction.
+    """
+    for name, value, known in (("metric", metric, Metric), ("direction", direction, Direction)):
+        if value not in get_args(known):
+            raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+
+
 """`logit_diff`: answer less wrong answer, in logits; `probability` of the answer; `rank` of the
 answer (1 is first); `kl`: divergence of the patched from the clean prediction, in nats."""
 _BYTES_AT_ONCE = 24 << 20

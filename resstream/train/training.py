@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from resstream.errors import ConfigError, DiscoveryError, OutputError
+from resstream.errors import CheckpointError, ConfigError, DiscoveryError, OutputError
 from resstream.nn.pretrained import ResstreamConfig, ResstreamForCausalLM, register_auto_classes
 from resstream.nn.rates import parameter_groups
 from resstream.stream.files import write_directory
 from resstream.stream.model import StreamModel
 from resstream.stream.provenance import Provenance, package_versions, provenance_of
 from resstream.stream.quiet import quiet
+from resstream.stream.tensor_files import TensorFile
 from resstream.train.config import RunConfig, read_config, write_config
 from resstream.train.interruption import TrainingInterrupted, heeding_interrupts
 from resstream.train.log import Log, LogCallback
@@ -89,8 +90,9 @@ def run_training(
     place = config.output
     last = _last_checkpoint(place) if resume else _refuse_a_run(place)
     data = _prepare(config, place, resume=resume)
-    if resume:
+    if last is not None:
         _require_same(read_config(place / _CONFIG), config, data.windows.hash)
+        _require_unfinished(place, last, config.training.steps)
     trainer, monitor = _trainer(config, data, place, device, log)
     _write_start(config, data, place)
     with quiet(), heeding_interrupts(trainer) as interrupts:
@@ -126,6 +128,20 @@ def _last_checkpoint(place: Path) -> Path:
     if found is None or not (place / _CONFIG).exists():
         raise ConfigError(f"--resume needs a checkpoint in {folder}, there is none")
     return Path(found)
+
+
+def _require_unfinished(place: Path, last: Path, steps: int) -> None:
+    """A finished run is left as it is, and a damaged checkpoint is named."""
+    done = int(last.name.rpartition("-")[2])
+    if done >= steps and (place / "config.json").exists():
+        raise ConfigError(
+            f"nothing to resume: {place} has {done} of {steps} steps; ask for more --steps"
+        )
+    for file in sorted(last.glob("*.safetensors")):
+        try:
+            TensorFile(file)
+        except CheckpointError as err:
+            raise CheckpointError(f"{err}; remove {last} to resume from the one before") from err
 
 
 def _prepare(config: RunConfig, place: Path, *, resume: bool) -> Data:

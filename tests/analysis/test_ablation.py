@@ -103,6 +103,8 @@ def test_sites_choose_writes(model: StreamModel) -> None:
     assert [(e.layer, e.write) for e in result.effects] == [
         (0, "mlp"), (1, "attn"), (1, "mlp"), (2, "mlp"), (3, "mlp"),
     ]  # fmt: skip
+    (alone,) = ablate(model, IDS, sites="blocks.1.attn_out").effects  # a name is one site
+    assert (alone.layer, alone.write) == (1, "attn")
 
 
 def test_json_has_the_keys_of_the_contract(model: StreamModel) -> None:
@@ -132,9 +134,15 @@ def test_bad_requests(model: StreamModel) -> None:
         ablate(model, IDS, kind="median")  # pyright: ignore
     with pytest.raises(ConfigError, match=r"layer must be in 0..3, got 4"):
         ablate(model, IDS, groups=[[1, 4]])
+    with pytest.raises(ConfigError, match="layers must be whole numbers, one at least"):
+        ablate(model, IDS, groups=[[]])
+    with pytest.raises(ConfigError, match="sites and groups exclude each other"):
+        ablate(model, IDS, groups=[[1]], sites=["blocks.1.mlp_out"])
+    with pytest.raises(ConfigError, match="sites must name a write"):
+        ablate(model, IDS, sites=[])
     with pytest.raises(UnknownSiteError, match=r"did you mean 'blocks.0.hook_mlp_out'"):
         ablate(model, IDS, sites=["blocks.0.mpl_out"])
-    with pytest.raises(TextError, match="resample needs at least 2 sequences"):
+    with pytest.raises(TextError, match="resample takes the write from another sequence"):
         ablate(model, IDS[:1], kind="resample")
 
 

@@ -238,12 +238,46 @@ def test_noise_that_makes_no_sense(
 def test_unknown_options_are_named(model: rs.StreamModel) -> None:
     with pytest.raises(ConfigError, match="metric must be one of logit_diff"):
         rs.patch(model, pair(), metric="loss")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"layer must be in 0\.\.2, got 3"):
-        rs.patch(model, pair(), layers=[3])
+    for layers, said in (([3], r"0\.\.2, got 3"), ([1.5], "got 1.5"), ([], "got \\[\\]")):
+        with pytest.raises(ConfigError, match=said):
+            rs.patch(model, pair(), layers=layers)  # type: ignore[arg-type]
+    for other in (rs.attribution_patch, rs.path_patch):
+        with pytest.raises(ConfigError, match="metric must be one of logit_diff"):
+            other(model, pair(), metric="loss")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="direction must be one of denoising"):
+            other(model, pair(), direction="up")  # type: ignore[arg-type]
     with pytest.raises(UnknownSiteError, match="has no resid_mid; layer 0 has resid_pre"):
         rs.patch(rs.load(families.make("gptj")), pair(), site="resid_mid")
     with pytest.raises(ConfigError, match=r"needs .* of memory"):
         rs.patch(model, pair(), memory=1000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"answer": True}, "must be a text or a token id, got True"),
+        ({"answer": [" a"]}, "must be a text or a token id"),
+        ({"answer": 1.5}, "must be a text or a token id, got 1.5"),
+        ({"answer": "\ud800"}, "half a character"),
+        ({"clean": ""}, "clean must not be empty"),
+        ({"clean": [1] * 5000, "corrupted": [2] * 5000}, "takes .* tokens, got a prompt of 5000"),
+    ],
+)
+def test_odd_values_are_refused(model: rs.StreamModel, changes: Any, said: str) -> None:
+    with pytest.raises(TextError, match=said):
+        rs.patch(model, pair(**changes))
+
+
+@pytest.mark.parametrize("pairs", [None, 5])
+def test_what_is_no_pair_is_refused(model: rs.StreamModel, pairs: Any) -> None:
+    with pytest.raises(TextError, match="pairs must be a Pair, a mapping"):
+        rs.patch(model, pairs)
+
+
+def test_few_pairs_are_warned_about(model: rs.StreamModel) -> None:
+    result = rs.patch(model, [pair(seed=seed) for seed in (0, 1)])
+    assert "intervals over 2 pairs say little; give 5 or more" in result.warnings
+    assert not rs.patch(model, [pair(seed=seed) for seed in range(5)]).warnings
 
 
 def test_files_of_pairs(tmp_path: Path) -> None:
@@ -258,7 +292,7 @@ def test_files_of_pairs(tmp_path: Path) -> None:
     (tmp_path / "none.json").write_text("[]")
     (tmp_path / "field.jsonl").write_text('{"prompt": "a"}')
     for name, said in (
-        ("bad.json", "is not UTF-8 json"), ("none.json", "at least one"),
+        ("bad.json", "is no readable json"), ("none.json", "at least one"),
         ("field.jsonl", "row 1 has no field 'clean'; it has prompt"), ("no.json", "cannot read"),
         ("p.txt", "must end in"),
     ):  # fmt: skip

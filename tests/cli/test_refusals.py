@@ -192,3 +192,43 @@ def test_an_encoder_decoder(call: Call, tmp_path: Path) -> None:
     config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     refused(call("check", tmp_path / "t5"), "encoder-decoder (t5)")
+
+
+def test_devices_are_not_replaced(call: Call, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused(call("check", "demo", "--html", pipe), "it is a device or a pipe, not a file")
+    assert pipe.is_fifo()
+
+
+def test_a_page_does_not_replace_a_result(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = call("ablate", "demo", "--out", out, "--html", out / "result.json")
+    refused(asked, "lies in --out", "report.html")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--select", "RS101", "--ignore", "RS101"), "no rule is left to check"),
+        (("--select", "RS601"), "none of the selected rules (RS601) can be asked without a ref"),
+        (("--static", "--select", "RS203"), "(RS203) can be told from weights alone"),
+        (("--seed", "-1"), "--seed"),
+    ],
+)
+def test_a_check_that_can_find_nothing(call: Call, options: tuple[str, ...], said: str) -> None:
+    refused(call("check", "demo", *options), said)
+
+
+def test_weights_alone_need_a_checkpoint(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("no weights")
+    refused(call("check", tmp_path / "text.txt", "--static"), "text.txt is no checkpoint")
+
+
+def test_a_severity_is_a_number(call: Call, tmp_path: Path) -> None:
+    fault = ("--fault", "scale", "--layer", 1, "--write", "mlp", "--severity", "nan")
+    refused(
+        call("inject", "demo", *fault, "--out", tmp_path / "out"),
+        "severity must be a finite number, got nan",
+    )

@@ -113,13 +113,14 @@ def test_ctrl_c_ends_in_one_line_and_can_be_resumed(
     stderr = interrupt_when_begun(process, out / "unfinished")
     assert process.returncode == 130, stderr
     last = [line for line in stderr.splitlines() if ":" in line][-1]
-    assert last == "resstream: interrupted"
+    assert last == "resstream: interrupted; what is done is kept; --resume goes on with it"
     assert "Traceback" not in stderr
     kept = list((out / "unfinished").glob("*.npy"))
     assert kept
     assert not (out / "result.json").exists()
     resumed = call(verb, *options, "--out", out, "--resume")
     assert resumed.exit_code == 0, resumed.stderr
+    assert "kept from the run before" in resumed.stderr
     assert not (out / "unfinished").exists()
     whole = call(verb, *options, "--out", tmp_path / "whole")
     assert whole.exit_code == 0, whole.stderr

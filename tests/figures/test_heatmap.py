@@ -7,7 +7,12 @@ import pytest
 
 from resstream.figures.axes import MOST_LABELS
 from resstream.figures.evidence import EvidenceRow, evidence_strip
-from resstream.figures.heatmap import layer_position_heatmap, similarity_matrix
+from resstream.figures.heatmap import (
+    layer_head_heatmap,
+    layer_position_heatmap,
+    path_heatmap,
+    similarity_matrix,
+)
 
 
 def test_signed_values_are_centred_on_zero() -> None:
@@ -35,6 +40,23 @@ def test_layer_0_is_at_the_bottom() -> None:
     )
     assert figure.layout.yaxis.range == (-0.5, 6.5)
     assert figure.layout.yaxis.autorange is None
+
+
+def test_layers_that_were_not_computed_are_left_out() -> None:
+    values = np.full((9, 2), np.nan)
+    values[[4, 6]] = 1.0
+    figure: Any = layer_head_heatmap(values, value_title="p (blue: up)")
+    assert figure.layout.yaxis.range == (3.5, 6.5)
+    assert list(figure.data[0].x) == ["head 0", "head 1"]
+
+
+def test_paths_bear_the_names_of_both_ends() -> None:
+    figure: Any = path_heatmap(
+        np.ones((2, 3)), ["L4 attn", "<b>"], ["L5 mlp", "L6 mlp", "logits"], value_title="p (blue)"
+    )
+    assert list(figure.layout.yaxis.ticktext) == ["L4 attn", "&lt;b&gt;"]
+    assert list(figure.layout.xaxis.tickvals) == ["L5 mlp", "L6 mlp", "logits"]
+    assert figure.data[0].customdata[1][0] == "&lt;b&gt;"
 
 
 def test_equal_tokens_stay_apart_and_literal() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import resstream as rs
-from resstream.errors import ConfigError, OutputError
+from resstream.errors import CheckpointError, ConfigError, OutputError
 from resstream.train.config import read_config
 from resstream.train.interruption import TrainingInterrupted
 from resstream.train.training import run_training
@@ -155,6 +155,25 @@ def test_a_longer_run_may_go_on(written, tmp_path):
     longer = train(path, tmp_path / "run", resume=True, training__steps=8)
     assert (longer.resumed_from, longer.n_steps) == (6, 8)
     assert longer.recording.steps.tolist() == list(range(1, 9))
+
+
+def test_a_finished_run_is_left_alone(written, tmp_path):
+    path = written()
+    train(path, tmp_path / "run")
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match=r"nothing to resume: .*run has 6 of 6 steps"):
+        train(path, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_named(written, tmp_path):
+    path = written()
+    with pytest.raises(TrainingInterrupted):
+        train(path, tmp_path / "run", interrupt_at=2)
+    (weights,) = (tmp_path / "run" / "checkpoints").glob("*/*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"no whole safetensors file.*remove .*checkpoint-"):
+        train(path, tmp_path / "run", resume=True)
 
 
 def test_what_cannot_be_run(written, tmp_path):

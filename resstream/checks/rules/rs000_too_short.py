@@ -1,5 +1,8 @@
-"""RS000: is there enough text for a verdict?"""
+"""RS000: is there enough text for a verdict, and does the model know its like?"""
 
+import math
+
+from resstream.checks.experiments import Lab
 from resstream.checks.report import Finding
 from resstream.checks.rule import Rule
 from resstream.stream.texts import Corpus
@@ -12,13 +15,16 @@ RULE = Rule(
     name="too little text",
     stage="input",
     severity="info",
-    what="The text is too short for verdicts that rest on the loss.",
-    why="An interval over two sequences says nothing. Silence after a short text would read like "
-    "a clean bill of health.",
+    what="The text is too short, or too strange to the model, for verdicts that rest on the loss.",
+    why="An interval over two sequences says nothing, and neither does the loss of a model that "
+    "guesses. Silence after such a text would read like a clean bill of health.",
     detection=f"Fewer than {MIN_TOKENS} predicted tokens, or fewer than {MIN_SEQUENCES} "
-    "independent sequences. The check runs all the same, and what it finds stands beside this.",
-    traps="None: it is a statement about the text, not about the model. It never fails a run.",
-    fix="give more text (--text, --sequences)",
+    "independent sequences; or a loss no better than chance (0.9 of log of the vocabulary), and "
+    "nothing confirmed that would explain it. The check runs all the same, and what it finds "
+    "stands beside this.",
+    traps="It is a statement about the text, not about the model, and never fails a run; a model "
+    "that was not trained yet is at chance on any text.",
+    fix="give more text, or text like what the model was trained on (--text, --sequences)",
     source="Intervals are bootstrapped over documents: Efron and Tibshirani (1993).",
     example="resstream check demo --sequences 2",
 )
@@ -33,16 +39,30 @@ def look(corpus: Corpus) -> list[Finding]:
         f"the text is too short for verdicts: {have} predicted tokens in {sequences} "
         f"independent sequences; at least {MIN_TOKENS} in {MIN_SEQUENCES} are needed"
     )
-    return [
-        Finding(
-            code=RULE.code,
-            status="abstained",
-            severity=RULE.severity,
-            layer=None,
-            write=None,
-            site=None,
-            statement=statement,
-            evidence=(),
-            remedy=RULE.fix,
-        )
-    ]
+    return [_abstained(statement)]
+
+
+def strange(lab: Lab) -> list[Finding]:
+    """The finding, if the model reads a text that it can't predict."""
+    if not lab.readable or lab.informative or lab.model.tokenizer is None:
+        return []
+    chance = math.log(lab.model.spec.d_vocab or 2)
+    statement = (
+        f"the model predicts this text no better than chance ({lab.base_loss:.3g} nats per token, "
+        f"log of the vocabulary {chance:.3g}), so that no verdict can rest on its loss"
+    )
+    return [_abstained(statement)]
+
+
+def _abstained(statement: str) -> Finding:
+    return Finding(
+        code=RULE.code,
+        status="abstained",
+        severity=RULE.severity,
+        layer=None,
+        write=None,
+        site=None,
+        statement=statement,
+        evidence=(),
+        remedy=RULE.fix,
+    )

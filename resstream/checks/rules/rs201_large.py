@@ -3,7 +3,7 @@
 import numpy as np
 
 from resstream.checks.experiments import Outcome, Trial
-from resstream.checks.proof import UNUSUAL_Z, change_trial, gain_of, plain, size_evidence
+from resstream.checks.proof import HARM_NATS, UNUSUAL_Z, change_trial, gain_of, plain, size_evidence
 from resstream.checks.rule import Rule, Suspect
 from resstream.checks.scene import Scene
 from resstream.checks.sizes import size_trial, weight_size
@@ -14,6 +14,8 @@ LARGE_RATIO = 2.5
 LARGE_WEIGHTS = 1.4
 """... and weights this many times theirs, which nothing before them can lift."""
 _WEIGHT_Z = 4.0
+_SMALLER = (0.5, 0.25)
+_TRIED = 4
 
 RULE = Rule(
     code="RS201",
@@ -25,7 +27,8 @@ RULE = Rule(
     "stream that is mostly this one write.",
     detection=f"Write norm above {LARGE_RATIO:g} times the neighbours' and {UNUSUAL_Z:g} robust "
     f"standard deviations away in the log, or the same of the weights behind it (above "
-    f"{LARGE_WEIGHTS:g}); confirmed if the loss falls when it is brought to their size (Holm over "
+    f"{LARGE_WEIGHTS:g}), or a write whose shrinking helps more than its removal, which helps as "
+    "well; confirmed if the loss falls when it is brought to their size (Holm over "
     "all writes). Where the loss says nothing, bringing it to size must change the output five "
     "times as much as taking a neighbour away does.",
     traps="The first MLP of SmolLM2 writes 13 times the stream, one late MLP makes massive "
@@ -41,13 +44,40 @@ RULE = Rule(
 
 
 def _suspects(scene: Scene) -> list[Suspect]:
-    return [item for index in range(len(scene.writes)) for item in _look(scene, index)]
+    smaller = _better_smaller(scene)
+    return [
+        item
+        for index in range(len(scene.writes))
+        for item in _look(scene, index, smaller.get(index, ()))
+    ]
 
 
-def _look(scene: Scene, index: int) -> list[Suspect]:
+def _better_smaller(scene: Scene) -> dict[int, tuple[Trial, ...]]:
+    """Writes that do harm, but less so if they shrink than if they are taken away."""
+    if not scene.informative:
+        return {}
+    order = [int(row) for row in np.argsort(scene.screened)[:_TRIED]]
+    rows = [row for row in order if scene.screened[row] < -HARM_NATS]
+    trials = [
+        change_trial(scene.readings, row, f"rescale by {factor:g}", scale(factor))
+        for row in rows
+        for factor in _SMALLER
+    ]
+    if not trials:
+        return {}
+    effects = scene.lab.screen(trials).reshape(len(rows), len(_SMALLER))
+    best = effects.argmin(1)
+    return {
+        row: (trials[place * len(_SMALLER) + int(best[place])],)
+        for place, row in enumerate(rows)
+        if effects[place].min() < scene.screened[row] - HARM_NATS
+    }
+
+
+def _look(scene: Scene, index: int, smaller: tuple[Trial, ...]) -> list[Suspect]:
     readings = scene.readings
     ratio, size = float(readings.ratio[index]), weight_size(scene, index)
-    trials: list[Trial] = []
+    trials = list(smaller)
     if readings.norm_z[index] > UNUSUAL_Z and ratio > LARGE_RATIO and np.isfinite(ratio):
         label = f"rescale by {1 / ratio:.3g}"
         trials.append(change_trial(readings, index, label, scale(1 / ratio)))

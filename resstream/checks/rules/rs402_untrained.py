@@ -5,7 +5,7 @@ import numpy as np
 from resstream.checks.experiments import Outcome, Trial
 from resstream.checks.matching import match_to_inputs
 from resstream.checks.proof import change_trial, gain_of, plain
-from resstream.checks.repairs import redrawn_output
+from resstream.checks.repairs import denoised_output, redrawn_output
 from resstream.checks.rule import Rule, Suspect
 from resstream.checks.rules.rs404_outlier import LONELY, loneliness
 from resstream.checks.scene import Scene
@@ -15,7 +15,9 @@ from resstream.sweep.variants import zero
 
 AT_EDGE, PEERS_ABOVE, ALL_PEERS_ABOVE = 1.03, 1.1, 1.2
 LOST_MATCH, NO_MATCH = 0.4, 0.3
+SWOLLEN, BLUNTED = 1.15, 0.95
 _DRAWS = 3
+DENOISING = "shrink its singular values"
 
 RULE = Rule(
     code="RS402",
@@ -32,11 +34,14 @@ RULE = Rule(
     f"peers' and below {NO_MATCH:g}. Confirmed if "
     "the loss falls without the write, or if drawing the matrix anew changes nothing: what was "
     "learnt can't be drawn anew. By weights alone it is a suspicion, and a fact where every peer "
-    f"is above {ALL_PEERS_ABOVE:g}.",
+    f"is above {ALL_PEERS_ABOVE:g}. A matrix of more than {SWOLLEN:g} times its peers' norm "
+    f"and less than {BLUNTED:g} times their edge ratio is tried with its singular values shrunk to "
+    "what they were before noise, and confirmed if the loss falls and size does not explain it.",
     traps="In an untrained model all matrices are at the edge, and so are some value matrices of "
     "trained ones (SmolLM2's): only output matrices count, and only against peers.",
     fix="restore the matrix from an earlier checkpoint; without one, remove the write",
-    source="Marchenko and Pastur (1967); Martin and Mahoney (2021), Implicit Self-Regularization.",
+    source="Marchenko and Pastur (1967); Martin and Mahoney (2021), Implicit Self-Regularization; "
+    "Gavish and Donoho (2017), Optimal Shrinkage of Singular Values.",
     example="resstream inject demo --fault reinit --layer 4 --write attn --out broken\n"
     "resstream check broken",
     suspects=lambda scene: _suspects(scene),
@@ -68,16 +73,36 @@ def _suspects(scene: Scene) -> list[Suspect]:
     found: list[Suspect] = []
     for index, write in enumerate(scene.writes):
         reading = scene.weights.find(write.output_matrix)
-        signs = noise_signs(scene.weights, reading) if reading is not None else {}
-        if signs:
-            found.append(_suspect(scene, index, signs))
+        if reading is None:
+            continue
+        signs = noise_signs(scene.weights, reading)
+        cleaned = _cleaned(scene, index, reading)
+        if signs or cleaned:
+            found.append(_suspect(scene, index, signs, cleaned))
     return found
 
 
-def _suspect(scene: Scene, index: int, signs: dict[str, tuple[float, float]]) -> Suspect:
+def _cleaned(scene: Scene, index: int, own: MatrixReading) -> tuple[Trial, ...]:
+    """The matrix without its noise, which adds to the norm and not to the strongest direction."""
+    if not own.is_matrix:
+        return ()
+    norm, edge = (scene.weights.score(own, name, floor=0.1)[0] for name in ("norm", "edge_ratio"))
+    if not (own.norm > SWOLLEN * norm and own.edge_ratio < BLUNTED * edge):
+        return ()
+    weights = denoised_output(scene.model, scene.writes[index])
+    trial = Trial(write=scene.writes[index], label=DENOISING, weights=weights)
+    return (trial,) if weights else ()
+
+
+def _suspect(
+    scene: Scene, index: int, signs: dict[str, tuple[float, float]], cleaned: tuple[Trial, ...]
+) -> Suspect:
     label = scene.writes[index].label
+    taken = (change_trial(scene.readings, index, "zero", zero),) if signs else ()
 
     def statement(outcome: Outcome) -> str:
+        if outcome.trial.label == DENOISING:
+            return f"{label} is drowned in noise; {gain_of(outcome)}"
         if outcome.trial.weights:
             return f"{label} is untrained: drawing its output matrix anew changes nothing"
         return f"{label} is untrained or drowned in noise; {gain_of(outcome)}"
@@ -85,7 +110,7 @@ def _suspect(scene: Scene, index: int, signs: dict[str, tuple[float, float]]) ->
     return Suspect(
         code=RULE.code,
         index=index,
-        trials=(change_trial(scene.readings, index, "zero", zero),),
+        trials=(*taken, *cleaned),
         evidence=tuple(plain(name, value, limit) for name, (value, limit) in signs.items()),
         statement=statement,
     )

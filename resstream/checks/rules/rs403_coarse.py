@@ -41,7 +41,7 @@ def scan(table: WeightTable) -> list[WeightFact]:
     found: list[WeightFact] = []
     for own in table.in_blocks:
         peers = [peer.distinct for peer in table.peers(own) if not peer.is_zero]
-        if not own.is_matrix or own.is_zero or not peers or own.distinct > MOST_LEVELS:
+        if not own.is_matrix or own.is_zero or own.n_bad or not peers or own.distinct > MOST_LEVELS:
             continue
         usual = float(np.median(peers))
         if own.distinct * _COARSER > usual:
