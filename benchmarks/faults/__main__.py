@@ -24,7 +24,7 @@ from benchmarks.faults.models import Sources
 from benchmarks.faults.rows import Row, read_rows
 from benchmarks.faults.running import contrast, examine, screen
 from benchmarks.faults.scoring import by_reference, summary
-from benchmarks.faults.table import write_table
+from benchmarks.faults.table import write_fresh, write_table
 
 Item = TypeVar("Item")
 
@@ -65,6 +65,8 @@ def main() -> int:
     print("\n".join([*summary(whole), "", *by_reference(whole)]))
     alarms = [row for row in clean.values() if any(f[3] == "confirmed" for f in row["found"])]
     print(f"{len(alarms)} of {len(clean)} controls with a confirmed finding")
+    if options.half == "fresh":
+        write_fresh(options.results, whole)
     if options.table is not None:
         write_table(options.table, whole, list(clean.values()), options.results)
     return 1 if alarms else 0

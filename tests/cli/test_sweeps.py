@@ -79,6 +79,8 @@ def test_ablate_plans_and_stays_in_memory(call: Call, demo_copy: Path, text: Pat
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The real command in a process of its own."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "cli")))
+    # A shell switches interrupts off for what it starts in the background, and children inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-m", "resstream_cli", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": path},
