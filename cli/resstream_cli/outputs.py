@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from resstream.errors import OutputError
+from resstream.stream.files import require_file
 
 if TYPE_CHECKING:
     from resstream.reports.page import Page, Report
@@ -72,9 +73,7 @@ class Outputs:
                 raise OutputError(f"cannot write {self.out}: it is a file, not a directory")
             _try_to_write(self.out, below=self.out)
         if self.html is not None:
-            if self.html.exists() and not self.html.is_file():
-                what = "directory" if self.html.is_dir() else "device or a pipe"
-                raise OutputError(f"cannot write {self.html}: it is a {what}, not a file")
+            require_file(self.html)
             if self.out is not None and self.html.absolute().parent == self.out.absolute():
                 raise OutputError(
                     f"--html {self.html} lies in --out, where the page is written as report.html; "

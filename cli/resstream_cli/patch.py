@@ -179,10 +179,10 @@ def _shown(result: "PatchResult") -> RenderableType:
             f"{result.screening.largest_difference:.4f} at most, Pearson "
             f"{result.screening.pearson:.3f}"
         )
-    named = [_row(result, *place) for place in result.largest(_ROWS)]
-    cells = len(result.largest(result.effects.size))
-    if cells > len(named):
-        facts.append(f"the {len(named)} largest of {cells} effects; --out or --json has all")
+    places = result.largest(result.effects.size)
+    named = [_row(result, *place) for place in places[:_ROWS]]
+    if len(places) > _ROWS:
+        facts.append(f"the {_ROWS} largest of {len(places)} effects; --out or --json has all")
     headings = tuple(named[0]) if named else ()
     rows = [tuple(row.values()) for row in named]
     return Group(*(Text(printable(line)) for line in facts), table(headings, rows))

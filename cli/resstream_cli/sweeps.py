@@ -79,8 +79,9 @@ def keeping(journal: "Journal | None") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        kept = None if journal is None else "what is done is kept; --resume goes on with it"
-        raise KeyboardInterrupt(*filter(None, [kept])) from None
+        if journal is None:
+            raise
+        raise KeyboardInterrupt("what is done is kept; --resume goes on with it") from None
     if journal is not None and journal.kept:
         parts = "1 part was" if journal.kept == 1 else f"{journal.kept} parts were"
         say(f"{parts} kept from the run before")

@@ -30,17 +30,7 @@ def remarks(model: StreamModel, table: WeightTable, active: frozenset[str]) -> l
         "RS505": odd_blocks(model.spec, "broadcast"),
     }
     return [
-        Finding(
-            code=code,
-            status="confirmed",
-            severity=RULES[code].severity,
-            layer=None,
-            write=None,
-            site=None,
-            statement=statement,
-            evidence=(),
-            remedy=RULES[code].fix,
-        )
+        RULES[code].of_model(statement)
         for code, statement in found.items()
         if statement is not None and code in active
     ]

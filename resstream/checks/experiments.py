@@ -147,9 +147,13 @@ class Lab:
             self.base_loss = float(self._heard.sum()) / self.corpus.n_predicted
             self._judge(self.base_loss)
 
+    @property
+    def chance(self) -> float:
+        """Loss of a model that guesses, in nats per token."""
+        return math.log(self.model.spec.d_vocab or 2)
+
     def _judge(self, loss: float) -> None:
-        chance = math.log(self.model.spec.d_vocab or 2)
-        if self.readable and loss < _BETTER_THAN_CHANCE * chance:
+        if self.readable and loss < _BETTER_THAN_CHANCE * self.chance:
             self.informative = True
 
     @contextmanager

@@ -81,8 +81,7 @@ def denoised_output(model: StreamModel, write: WriteSpec) -> Weights:
     :math:`1 + \sqrt\beta` becomes :math:`\sigma \sqrt n \sqrt{(y^2 - \beta - 1)^2 - 4 \beta} / y`;
     :math:`\sigma` comes from the median singular value.  Nothing for matrices that are too large.
 
-    Reference: Gavish and Donoho (2017), "Optimal Shrinkage of Singular Values", arXiv:1405.7511,
-    equation 7.
+    Reference: Gavish and Donoho (2017), "Optimal Shrinkage of Singular Values", arXiv:1405.7511.
     """
     own = output_weight(model, write)
     if own is None or min(own.shape) > _LARGEST_SIDE or not bool(own.isfinite().all()):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resstream.checks.experiments import Outcome, Trial
-from resstream.checks.report import Evidence, Severity
+from resstream.checks.report import Evidence, Finding, Severity, Status
 from resstream.checks.scene import Scene
 
 Stage = Literal["input", "pollution", "collapse", "stream", "weights", "config", "reference"]
@@ -58,3 +58,19 @@ class Rule:
     """Commands that show it on the embedded model."""
     suspects: Callable[[Scene], list[Suspect]] | None = None
     """Names the writes to try (stages ``pollution`` and ``collapse``)."""
+
+    def of_model(
+        self, statement: str, *, status: Status = "confirmed", evidence: tuple[Evidence, ...] = ()
+    ) -> Finding:
+        """A finding that is about no layer."""
+        return Finding(
+            code=self.code,
+            status=status,
+            severity=self.severity,
+            layer=None,
+            write=None,
+            site=None,
+            statement=statement,
+            evidence=evidence,
+            remedy=self.fix,
+        )

@@ -42,9 +42,7 @@ def layer_position_heatmap(
     """
     labels = token_labels(tokens)
     colours = colour_axis(values, value_title, diverging=diverging)
-    figure = _cells(values, labels, colours, row_title="layer", title=title)
-    figure.update_xaxes(token_axis(labels))
-    return figure
+    return _cells(values, labels, colours, row_title="layer", title=title)
 
 
 def layer_head_heatmap(
@@ -65,9 +63,7 @@ def layer_head_heatmap(
     """
     heads = [f"head {head}" for head in range(values.shape[1])]
     colours = colour_axis(values, value_title, diverging=True)
-    figure = _cells(values, heads, colours, row_title="layer", title=title)
-    figure.update_xaxes(token_axis(heads))
-    return figure
+    return _cells(values, heads, colours, row_title="layer", title=title)
 
 
 def path_heatmap(
@@ -93,7 +89,7 @@ def path_heatmap(
     rows, columns = ([escape_label(name) for name in names] for names in (senders, receivers))
     colours = colour_axis(values, value_title, diverging=True)
     figure = _cells(values, columns, colours, row_title="from", title=title, rows=rows)
-    figure.update_xaxes(token_axis(columns), title="receiver")
+    figure.update_xaxes(title="receiver")
     shown = thinned(len(rows), MOST_LABELS)
     ticks: dict[str, Any] = {
         "tickmode": "array",
@@ -107,7 +103,7 @@ def path_heatmap(
 
 def _cells(
     values: Float[np.ndarray, "row column"],
-    columns: Sequence[Any],
+    columns: Sequence[str],
     colours: Mapping[str, Any],
     *,
     row_title: str,
@@ -134,6 +130,7 @@ def _cells(
         hovertemplate=f"{row_title} %{{customdata}} · %{{x}}: %{{z:.4g}}<extra></extra>",
     )
     figure.update_layout(coloraxis=colours)
+    figure.update_xaxes(token_axis(columns))
     figure.update_yaxes(layer_axis(first, last, title=row_title))
     figure.update_yaxes(range=[first - 0.5, last + 0.5])
     return figure

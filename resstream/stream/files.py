@@ -10,6 +10,17 @@ from pathlib import Path
 from resstream.errors import OutputError
 
 
+def require_file(goal: Path) -> None:
+    """Refuse to replace what is no file.
+
+    Raises:
+        OutputError: A directory, a device or a pipe is there.
+    """
+    if goal.exists() and not goal.is_file():
+        what = "directory" if goal.is_dir() else "device or a pipe"
+        raise OutputError(f"cannot write {goal}: it is a {what}, not a file")
+
+
 @contextmanager
 def write_file(path: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success it takes the name `path`.
@@ -21,10 +32,7 @@ def write_file(path: str | Path) -> Iterator[Path]:
     part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
     try:
         goal.parent.mkdir(parents=True, exist_ok=True)
-        if goal.is_dir():
-            raise IsADirectoryError(f"{goal} is a directory")
-        if goal.exists() and not goal.is_file():
-            raise OutputError(f"cannot write {goal}: it is a device or a pipe, not a file")
+        require_file(goal)
         yield part
         part.replace(goal)
     except OSError as err:

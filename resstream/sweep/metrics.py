@@ -13,9 +13,14 @@ from resstream.stream.model import StreamModel
 from resstream.sweep.readout import Readout
 
 Metric = Literal["logit_diff", "probability", "rank", "kl"]
+"""`logit_diff`: answer less wrong answer, in logits; `probability` of the answer; `rank` of the
+answer (1 is first); `kl`: divergence of the patched from the clean prediction, in nats."""
 Direction = Literal["denoising", "noising"]
 """`denoising` puts clean values into the corrupted run (what suffices for the answer?), `noising`
 corrupted values into the clean run (what is needed for it?).  They are not symmetric."""
+
+_BYTES_AT_ONCE = 24 << 20
+"""Logits of whole vocabularies that are measured at once, in float64."""
 
 
 def require_known(metric: str, direction: str) -> None:
@@ -27,12 +32,6 @@ def require_known(metric: str, direction: str) -> None:
     for name, value, known in (("metric", metric, Metric), ("direction", direction, Direction)):
         if value not in get_args(known):
             raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, got {value!r}")
-
-
-"""`logit_diff`: answer less wrong answer, in logits; `probability` of the answer; `rank` of the
-answer (1 is first); `kl`: divergence of the patched from the clean prediction, in nats."""
-_BYTES_AT_ONCE = 24 << 20
-"""Logits of whole vocabularies that are measured at once, in float64."""
 
 
 class Meter:

@@ -1,7 +1,5 @@
 """RS000: is there enough text for a verdict, and does the model know its like?"""
 
-import math
-
 from resstream.checks.experiments import Lab
 from resstream.checks.report import Finding
 from resstream.checks.rule import Rule
@@ -39,30 +37,15 @@ def look(corpus: Corpus) -> list[Finding]:
         f"the text is too short for verdicts: {have} predicted tokens in {sequences} "
         f"independent sequences; at least {MIN_TOKENS} in {MIN_SEQUENCES} are needed"
     )
-    return [_abstained(statement)]
+    return [RULE.of_model(statement, status="abstained")]
 
 
 def strange(lab: Lab) -> list[Finding]:
     """The finding, if the model reads a text that it can't predict."""
     if not lab.readable or lab.informative or lab.model.tokenizer is None:
         return []
-    chance = math.log(lab.model.spec.d_vocab or 2)
     statement = (
         f"the model predicts this text no better than chance ({lab.base_loss:.3g} nats per token, "
-        f"log of the vocabulary {chance:.3g}), so that no verdict can rest on its loss"
+        f"log of the vocabulary {lab.chance:.3g}), so that no verdict can rest on its loss"
     )
-    return [_abstained(statement)]
-
-
-def _abstained(statement: str) -> Finding:
-    return Finding(
-        code=RULE.code,
-        status="abstained",
-        severity=RULE.severity,
-        layer=None,
-        write=None,
-        site=None,
-        statement=statement,
-        evidence=(),
-        remedy=RULE.fix,
-    )
+    return [RULE.of_model(statement, status="abstained")]

@@ -51,17 +51,10 @@ def look(recording: Recording) -> list[Finding]:
     if r2 < 0.8 or low**blocks < TOTAL:
         return []
     return [
-        Finding(
-            code=RULE.code,
+        RULE.of_model(
+            f"the stream grows by {factor:.3g} a block, {factor**blocks:.3g} times in "
+            f"{blocks} blocks",
             status="suspect",
-            severity=RULE.severity,
-            layer=None,
-            write=None,
-            site=None,
-            statement=(
-                f"the stream grows by {factor:.3g} a block, {factor**blocks:.3g} times in "
-                f"{blocks} blocks"
-            ),
             evidence=(
                 Evidence(
                     name="growth of the median stream norm per block",
@@ -71,7 +64,6 @@ def look(recording: Recording) -> list[Finding]:
                 ),
                 Evidence(name="R^2 of the fit", value=r2, threshold=0.8, ci=None),
             ),
-            remedy=RULE.fix,
         )
     ]
 
